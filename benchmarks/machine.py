@@ -47,13 +47,13 @@ def one_start(tree: Path, words: Sequence[str]) -> tuple[int, float, float]:
     return child.returncode, used.ru_utime + used.ru_stime, time.perf_counter() - start
 
 
-def arguments_of_starts(description: str | None) -> argparse.Namespace:
+def parser_of_starts(description: str | None) -> argparse.ArgumentParser:
     """The command line of a benchmark that starts this checkout and another in turns."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, help="a checkout of an earlier commit")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    return parser.parse_args()
+    return parser
 
 
 def gib(number: int | None) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from machine import arguments_of_starts, commit_of, one_start, print_table, write_json
+from machine import commit_of, one_start, parser_of_starts, print_table, write_json
 
 from longtake.presets import find_preset, presets
 
@@ -58,7 +58,7 @@ def measure(run: Sequence[str], trees: dict[str, Path], starts: int) -> dict[str
 
 def main() -> None:
     """Measures and prints one table."""
-    args = arguments_of_starts(__doc__)
+    args = parser_of_starts(__doc__).parse_args()
     trees = {"": HERE} | ({"_before": args.before.resolve()} if args.before else {})
     listed = {one.name: one.path for one in presets() if one.kind == "train" and one.name.startswith(FULL)}
     listed.pop("opensora_v2/curriculum", None)

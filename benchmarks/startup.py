@@ -1,28 +1,34 @@
-"""Processor time until a command answers that has nothing to compute: what it costs to start.
+"""Processor time of commands that have nothing to compute, and seconds of an installation.
 
 python benchmarks/startup.py                 every verb's --help, and those that only read; the best of 5 starts
 python benchmarks/startup.py --before TREE   another checkout beside this one, in turns
 python benchmarks/startup.py --tiny          one start of three commands
+python benchmarks/startup.py --install       install what the demo imports from a clean clone, by uv and by pip
 
-User and system time of the whole process, on a table of 100 rows, a preset, and the folder of a run with 3 checkpoints.
+An installation is `tools/install.sh` in an empty environment without caches of pip and uv; `--before TREE` adds the one
+of another checkout. Starts are user and system time of the whole process, on a table of 100 rows, a preset, and the folder of a run with 3 checkpoints.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import typer
-from machine import arguments_of_starts, commit_of, one_start, print_table, write_json
+from machine import commit_of, one_start, parser_of_starts, print_table, write_json
 
 from longtake.checkpoint import save_checkpoint
 from longtake.cli.app import app
 
 HERE = Path(__file__).resolve().parents[1]
 HELP_SECONDS, READING_SECONDS = 0.3, 1.5  # targets
+INSTALL_SECONDS = {"uv": 90, "pip": 150}  # targets
 Words = tuple[str, ...]
 
 
@@ -56,9 +62,37 @@ def seconds(tree: Path, words: Words) -> float | None:
     return processor if status == 0 else None
 
 
+def measure_install(tree: Path, installer: str) -> dict[str, Any]:
+    """Install a commit of a checkout from a clean clone: wall seconds and the size of the environment in MiB."""
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder) / "clone"
+        subprocess.run(["git", "clone", "--quiet", str(tree), str(clone)], check=True)
+        variables = {**os.environ, "INSTALLER": installer, "PIP_NO_CACHE_DIR": "1", "UV_NO_CACHE": "1"}
+        start = time.perf_counter()
+        subprocess.run(["bash", "tools/install.sh"], cwd=clone, env=variables, check=True)
+        taken = time.perf_counter() - start
+        num_bytes = sum(file.lstat().st_size for file in (clone / ".venv").rglob("*") if not file.is_dir())
+    return {"seconds": round(taken, 1), "mib": round(num_bytes / 2**20), "commit": commit_of(tree)}
+
+
+def compare_installs(before: Path | None, json: Path | None) -> None:
+    """Measure both installers, and the installer of another checkout; print one table."""
+    figures = {name: {**measure_install(HERE, name), "target": INSTALL_SECONDS[name]} for name in INSTALL_SECONDS}
+    if before is not None:
+        figures["before"] = {**measure_install(before.resolve(), "pip"), "target": None}
+    rows = [(name, *(str(line[key]) for key in ("seconds", "target", "mib"))) for name, line in figures.items()]
+    print_table(("installer", "s", "at most", "MiB"), rows)
+    write_json(json, "startup --install", figures, program="startup")
+
+
 def main() -> None:
     """Measures and prints one table."""
-    args = arguments_of_starts(__doc__)
+    parser = parser_of_starts(__doc__)
+    parser.add_argument("--install", action="store_true", help="measure installations instead of starts")
+    args = parser.parse_args()
+    if args.install:
+        compare_installs(args.before, args.json)
+        return
     trees = {"seconds": HERE} | ({"seconds_before": args.before.resolve()} if args.before else {})
     starts = range(2 if args.tiny else 6)
     with tempfile.TemporaryDirectory() as place:
