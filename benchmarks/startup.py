@@ -6,7 +6,8 @@ python benchmarks/startup.py --tiny          one start of three commands
 python benchmarks/startup.py --install       install what the demo imports from a clean clone, by uv and by pip
 
 An installation is `tools/install.sh` in an empty environment without caches of pip and uv; `--before TREE` adds the one
-of another checkout. Starts are user and system time of the whole process, on a table of 100 rows, a preset, and the folder of a run with 3 checkpoints.
+of another checkout. Starts are user and system time of the whole process, on a table of 100 rows, a preset, and the
+folder of a run with 3 checkpoints.
 """
 
 from __future__ import annotations
