@@ -77,6 +77,7 @@ def test_a_stage_of_the_toml_files_is_the_preset_of_that_stage() -> None:
     config, heard = spoken(placed("configs/train/ttt-linear/63s.toml"))
     preset = read_run(str(FOLDER / "ttt_video/train/ttt_linear/63s.py"), ["--dataset.data-path", "x.jsonl"]).value
     own = {"dataset", "outputs", "exp_name", "epochs", "wandb", "wandb_project", "watchdog_seconds", "optim"}
+    own |= {"dropout_ratio"}  # without the embedding of the empty prompt
     model = preset.model.model_copy(update={"from_pretrained": None})
     for key in RunConfig.model_fields.keys() - own:
         wanted = model if key == "model" else getattr(preset, key)
@@ -89,6 +90,23 @@ def test_a_stage_of_the_toml_files_is_the_preset_of_that_stage() -> None:
     assert (config.dataset.data_path, config.dataset.latents) == ("x.jsonl", "x.jsonl")
     assert config.exp_name == "cogvideo-linear-63s"
     assert any("scan_checkpoint_group_size" in line for line in heard.lines)
+
+
+def test_text_dropout_without_an_empty_prompt_is_off_and_named() -> None:
+    file = placed("configs/train/ttt-mlp/9s.toml")
+    config, heard = spoken(file)
+    assert config.dropout_ratio["t5"] == 0
+    assert "dropout_ratio.t5 = 0" in heard.of("training.empty_prompt")
+    for flag in ("--training.empty_prompt=empty.pt", "--t5.from_pretrained=T5", "--dropout_ratio.t5=0.1"):
+        config, heard = spoken(file, flag)
+        assert config.dropout_ratio["t5"] == 0.1
+        assert not any(line.startswith("training.empty_prompt") for line in heard.lines)
+
+
+@pytest.mark.parametrize(("file", "is_named"), [("ttt-linear/3s", True), ("ttt-mlp/3s", False), ("ttt-mlp/9s", False)])
+def test_first_stage_that_trains_a_part_of_the_weights_is_named(file: str, is_named: bool) -> None:
+    _, heard = spoken(placed(f"configs/train/{file}.toml"))
+    assert any(line.startswith("training.adapter_method") for line in heard.lines) == is_named
 
 
 def test_flags_outrank_the_file(tmp_path: Path) -> None:

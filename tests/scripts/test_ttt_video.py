@@ -67,6 +67,17 @@ def test_it_trains_goes_on_and_makes_a_video(
     assert len(read_video(video)) == FRAMES
 
 
+def test_published_keys_alone_train(
+    listed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither T5 nor the embedding of the empty prompt: lists of embedded clips need none of the two."""
+    monkeypatch.chdir(ROOT)
+    flags = words(listed, tmp_path, "--training.steps=1", f"--training.dataset_path={listed}")
+    at = flags.index("--training.empty_prompt")
+    assert run(["train", *flags[:at], *flags[at + 2 :]], TTTVideoDialect()) == 0, capfd.readouterr().err
+    assert [line["step"] for line in metrics(tmp_path / "story")] == [1]
+
+
 @pytest.mark.slow
 def test_the_script_of_one_machine_runs_as_it_is_written(listed: Path, tmp_path: Path) -> None:
     """Two processes on a CPU; what the script leaves to its user is given behind it, and in the environment."""

@@ -15,6 +15,8 @@ from longtake.presets import find_preset
 
 _SCHEDULES = ("cosine", "linear")
 _QKVO = "ttt_video/ttt_mlp/9s"  # a stage that trains these alone
+# Flags that say how text is dropped, and what takes its place; lists of embedded clips need no text encoder otherwise.
+_EMPTY = ("dropout_ratio.t5", "dataset.empty_prompt", "t5.from_pretrained")
 
 
 def translate_training(work: Translation, words: Words, preset: Mapping[str, Any], tiny: bool) -> None:
@@ -78,6 +80,12 @@ def _data(work: Translation, words: Words, tiny: bool) -> None:
     for old, new in (("dataset_path", "root"), ("empty_prompt", "empty_prompt")):
         if words[f"training.{old}"] is not None:
             work.put(f"dataset.{new}", words[f"training.{old}"], words.node(f"training.{old}"))
+    if words["training.empty_prompt"] is None and not any(map(work.is_flag, _EMPTY)):
+        work.say(
+            "training.empty_prompt: not given, so no text is dropped (dropout_ratio.t5 = 0); give the embedding of the "
+            "empty prompt to drop one in ten"
+        )
+        work.put("dropout_ratio.t5", 0.0, work.tree)
     choice(work, words, "model.video_length", LENGTHS)
     if not tiny:
         given = "model.scale_factor" if words.is_given("model.scale_factor") else "checkpoint.init_state_dir"
@@ -89,6 +97,13 @@ def _trained(work: Translation, words: Words) -> None:
     method, node = words["training.adapter_method"], words.node("training.adapter_method")
     if method not in ("sft", "qkvo"):
         work.refuse("training.adapter_method", node, "says which weights train", "write sft for all, or qkvo")
+    if (method, words["model.video_length"]) == ("qkvo", LENGTHS[0]):
+        work.note(
+            "training.adapter_method",
+            node,
+            "attention's projections and norms and the new layers train, as TTT-Linear's published file of this stage "
+            "has it; TTT-Video's page says all weights: write sft for these",
+        )
     file = find_preset(_QKVO)
     assert file is not None
     work.put("train_only", load_config(file, [], dict[str, Any]).tree["train_only"] if method == "qkvo" else None, node)
