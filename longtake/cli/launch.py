@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from longtake import train as training
 from longtake.cli.console import complain
 from longtake.cli.options import finite, found_run
 from longtake.contracts import UserError
+
+if TYPE_CHECKING:
+    from longtake.config import Dialect
 
 _Processes = Annotated[
     int | None,
@@ -83,7 +86,7 @@ def launch(
     if hostfile is None and host is None:
         _check_run(words)
         return _on_this_machine(words, processes, split("--torchrun", torchrun), grace, dry_run)
-    run_name, folder = cluster.name_and_folder(words, name)
+    run_name, folder = name_and_folder(words, name)
     planned = cluster.Launch(
         hosts=cluster.read_hosts(hostfile, host, include, exclude),
         words=words,
@@ -103,6 +106,10 @@ def launch(
     if dry_run:
         cluster.show(planned, sys.stdout)
         return 0
+    if workdir is None and not force and (found := _training(words)) is not None:  # else hosts have other files
+        source, overrides, dialect = found
+        for chosen in training.words_of_stages(source, overrides, dialect):
+            training.read_run(source, chosen, training.RunWithoutTable, dialect)
     return cluster.launch_again_and_again(planned, restarts)
 
 
@@ -138,7 +145,7 @@ def launch_on_slurm(
     """
     words = _checked(words or [])
     _check_run(words)
-    run_name, folder = cluster.name_and_folder(words, name)
+    run_name, folder = name_and_folder(words, name)
     beside = Path(folder or "outputs/run").parent / "submitit_logs"
     given = (word.partition("=") for word in sbatch or [])
     job = cluster.SlurmJob(
@@ -169,8 +176,8 @@ def launch_on_slurm(
 
 def _submit(job: cluster.SlurmJob, words: list[str]) -> None:
     cluster.require_slurm()
-    if words[0] == "train":
-        _require_startable(words[1:])
+    if (found := _training(words)) is not None:  # a mistake would end the job hours after it was queued
+        training.require_startable(*found)
     number = cluster.submit(job)
     print(f"Submitted job_id: {number}\noutput: {job.logs.replace('%j', number)}")
 
@@ -197,13 +204,28 @@ def _check_run(words: list[str]) -> None:
         found_run(run, "inference" if verb == "generate" else "train")
 
 
-def _require_startable(words: list[str]) -> None:
-    """Raises `UserError` for a training that would end at its start, hours after it was queued."""
-    position = next((index for index, word in enumerate(words) if not word.startswith("-")), None)
+def _training(words: list[str]) -> tuple[str, list[str], Dialect | None] | None:
+    """RUN, overrides and dialect of a training whose RUN is on this machine. Raises `UserError`."""
+    if words[0] != "train":
+        return dialects.script_run(words)
+    position = next((index for index, word in enumerate(words[1:], 1) if not word.startswith("-")), None)
     if position is None:
         raise UserError("launch: found nothing where RUN is expected; write it after train")
-    source, overrides = found_run(words[position]), words[:position] + words[position + 1 :]
-    training.require_startable(source, overrides, dialects.written_in(source, overrides))
+    if Path(words[position]).suffix and not Path(words[position]).exists():  # may be on the hosts
+        return None
+    source, overrides = found_run(words[position]), words[1:position] + words[position + 1 :]
+    return source, overrides, dialects.written_in(source, overrides)
+
+
+def name_and_folder(words: list[str], name: str | None) -> tuple[str, str]:
+    """As `cluster.name_and_folder`; of a script of another system as its dialect has them."""
+    if words[0].endswith(".py") and (found := dialects.script_run(words)) is not None:
+        source, overrides, dialect = found
+        chosen, *_ = training.words_of_stages(source, overrides, dialect)
+        config = training.read_run(source, chosen, training.RunWithoutTable, dialect).value
+        known = config.exp_name or Path(source).stem
+        return name or known, str(Path(config.outputs) / known)
+    return cluster.name_and_folder(words, name)
 
 
 def here() -> str:

@@ -10,7 +10,8 @@ from enum import Enum
 from longtake.parallel.world import LOST_PEER
 
 _LINES = 80  # of a host's last ones
-_USER_MISTAKE = 2
+USER_MISTAKE = 2  # exit code
+MISTAKE = re.compile(r"longtake(?: \(rank \d+\))?: ")  # the sentence that goes with it begins so
 _HANGS = (75, 76)  # no first step, no step: our own watchdogs
 _KILLED, _ENDED = -9, -15  # signals
 
@@ -49,6 +50,11 @@ class Diagnosis:
     host: str
     evidence: str
     without: frozenset[str]  # hosts that a launch after this one leaves out
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether it is a user's mistake, which the process itself has printed with its remedy."""
+        return self.cause is Cause.BUG and MISTAKE.match(self.evidence) is not None
 
     def __str__(self) -> str:
         return f"{self.cause.title}, on {self.host}" + (f" ({self.evidence})" if self.evidence else "")
@@ -122,7 +128,7 @@ def _own_error(end: HostEnd) -> str:
                 last = last or found.group().strip()[:160]
     if last:
         return last
-    if end.code == _USER_MISTAKE:
-        told = [line for line in end.lines[-_LINES:] if line.startswith("longtake: ") and not _PEERS.search(line)]
+    if end.code == USER_MISTAKE:
+        told = [line for line in end.lines[-_LINES:] if MISTAKE.match(line) and not _PEERS.search(line)]
         return told[-1][:160] if told else ""
     return ""

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from longtake.cluster import nccl, readiness
 from longtake.cluster.arguments import Host
 from longtake.cluster.connection import Connections, Event, ssh_command
-from longtake.cluster.diagnosis import HostEnd
+from longtake.cluster.diagnosis import MISTAKE, USER_MISTAKE, HostEnd
 from longtake.contracts import EXIT_INTERRUPTED, UserError
 from longtake.parallel.world import LOST_PEER
 from longtake.processes import taken_signals
@@ -356,6 +356,8 @@ class Launcher:
         else:
             what = f"rank {failed[0]} ended with {_end_of(failed[1])}"
         lines = self.output.last_words(host)
+        if failed is not None and failed[1] == USER_MISTAKE and any(map(MISTAKE.match, lines)):
+            lines = []  # it has just been printed, in whole
         return "\n  ".join([f"{label}: {what}" + ("; its last lines:" if lines else ""), *lines])
 
 

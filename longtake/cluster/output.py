@@ -14,20 +14,30 @@ _SHOWN_LINES = 6
 _LONGEST_TRACEBACK = 100  # lines
 _TRACEBACK = b"Traceback (most recent call last):"
 _TORCHRUN_ENDS = re.compile(rb"torch\.distributed\.elastic\.[\w.]*(SignalException|ChildFailedError)\b")
+_REPORT_RULE = b"=" * 60  # torchrun's report is between two of them
+_LOG_OF_AN_END = re.compile(rb"[EW]\d{4} .*torch/distributed/elastic/multiprocessing/")
+_MISTAKE = re.compile(rb"longtake(?: \(rank \d+\))?: (.+)")  # as a process prints a user's mistake
 # From here on, it is torchrun that speaks of an end.
 _END_BEGINS = re.compile(r"[EW]\d{4} .*torch/distributed/elastic/.*(\] failed \(exitcode|death signal)")
 _RANK_FAILED = re.compile(r"^Root Cause .*?^  rank +: (\d+) .*?^  exitcode +: (-?\d+)", re.MULTILINE | re.DOTALL)
 
 
 class Output:
-    """Writes the lines of all hosts to stdout and stderr, as bytes, without the traceback with which torchrun ends when
-    it is stopped or a process fails (20 lines a host). Threads of different hosts may call it at the same time."""
+    """Writes the lines of all hosts to stdout and stderr, as bytes. Threads of different hosts may call it at the same
+    time.
+
+    Hidden: the log lines, traceback and report with which torchrun ends when it is stopped or a process fails (the
+    launch says which rank failed), and a mistake that another host has printed already.
+    """
 
     def __init__(self, labels: Sequence[str], out: BinaryIO, error: BinaryIO) -> None:
         self._prefixes = [f"[{label}] ".encode() for label in labels]
         self._streams = {"O": out, "E": error}
         self._partial: dict[tuple[int, str], bytes] = {}
         self._tracebacks: dict[tuple[int, str], list[bytes]] = {}  # of which the end is still to come
+        self._rules: dict[tuple[int, str], int] = {}  # rules still to come of torchrun's report
+        self._mistakes: dict[bytes, int] = {}  # sentence -> the host that printed it first
+        self._repeats: set[tuple[int, str]] = set()  # inside a mistake that another host has printed
         self._last: list[deque[bytes]] = [deque(maxlen=_KEPT_LINES) for _ in labels]
         self._lock = threading.Lock()
         self.closed = False  # nobody reads stdout any more
@@ -65,19 +75,33 @@ class Output:
                 del self._tracebacks[host, kind]
                 if not _TORCHRUN_ENDS.match(line):
                     passed += [*held, line]
+                elif b"ChildFailedError" in line:
+                    self._rules[host, kind] = 2
         return passed
 
     def _write_lines(self, host: int, kind: str, lines: Sequence[bytes]) -> None:
-        if not lines:
-            return
         self._last[host] += lines
-        text = b"".join(self._prefixes[host] + line + b"\n" for line in lines)
         with self._lock:
+            shown = [line for line in lines if not self._is_hidden(host, kind, line)]
+            if not shown:
+                return
+            text = b"".join(self._prefixes[host] + line + b"\n" for line in shown)
             try:
                 self._streams[kind].write(text)
                 self._streams[kind].flush()
             except (OSError, ValueError):
                 self.closed = True
+
+    def _is_hidden(self, host: int, kind: str, line: bytes) -> bool:
+        if self._rules.get((host, kind)):
+            self._rules[host, kind] -= line == _REPORT_RULE
+            return True
+        if mistake := _MISTAKE.fullmatch(line):
+            is_repeat = self._mistakes.setdefault(mistake[1], host) != host
+            (self._repeats.add if is_repeat else self._repeats.discard)((host, kind))
+        elif not line.startswith(b"  "):  # as the further lines of a mistake do
+            self._repeats.discard((host, kind))
+        return (host, kind) in self._repeats or _LOG_OF_AN_END.match(line) is not None
 
     def last_words(self, host: int) -> list[str]:
         """The last lines of a host before its torchrun began to speak of the end."""

@@ -26,6 +26,8 @@ def launch_again_and_again(launch: Launch, restarts: int) -> int:
         if code in (0, EXIT_INTERRUPTED) or not (ends := launcher.ends()):
             return code
         found = diagnose(ends)
+        if found.is_mistake:
+            return code
         say(f"diagnosis: {found}")
         launch_after = next_launch(replace(launch, job=launcher.job), found, restarts)
         if launch_after is None:

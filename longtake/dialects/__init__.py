@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from longtake.dialects.cogvideox_fun import CogVideoXFun
     from longtake.dialects.opensora_v1_2 import OpenSoraV12
     from longtake.dialects.opensora_v2 import OpenSora
+    from longtake.dialects.scripts import script_run
     from longtake.dialects.ttt_video import TTTVideoDialect
     from longtake.dialects.written import written_in
 

@@ -56,6 +56,16 @@ def test_a_host_that_fails_ends_the_launch_with_its_code_and_last_words(place: S
     assert "Traceback" not in error
 
 
+def test_mistake_of_all_hosts_is_printed_once_and_first(place: Site, tmp_path: Path):
+    config = write_config(tmp_path, tmp_path / "gone.csv", max_steps=1)
+    code, _, error = finish(start_launch(place, "train", config, "--exp-name", "mistaken", folder=tmp_path))
+    assert code == 2
+    (line,) = [line for line in error.splitlines() if "gone.csv" in line]
+    assert line.partition("] ")[2].startswith("longtake")
+    assert error.splitlines().index(line) == 1  # after the names of the hosts
+    assert "diagnosis" not in error
+
+
 @pytest.mark.slow
 def test_ctrl_c_saves_on_all_hosts_and_ends_with_130(place: Site, tmp_path: Path, clips: Path):
     config = write_config(tmp_path, clips, max_steps=100_000)

@@ -16,7 +16,7 @@ E1120 19:23:07.917000 25084 site-packages/torch/distributed/elastic/multiprocess
 Traceback (most recent call last):
   File "torch/distributed/run.py", line 1032, in <module>
     main()
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\x20
 ============================================================
 longtake FAILED
 ------------------------------------------------------------
@@ -88,8 +88,22 @@ def test_torchruns_own_traceback_is_left_out_and_a_programs_is_not(
     assert "[a] ValueError: no\n" in said
     assert "ChildFailedError" not in said
     assert "run.py" not in said
-    assert "Root Cause" in said
+    assert "failed (exitcode" not in said
+    assert "Root Cause" not in said  # the launch says which rank failed
     assert said.endswith("[b:22] Traceback (most recent call last):\n[b:22]   cut off\n")
+
+
+def test_mistake_of_several_hosts_is_shown_once_and_in_whole(
+    output: Output, streams: tuple[io.BytesIO, io.BytesIO]
+) -> None:
+    lines = ["x.py: has 2 errors", "  lr: must be above 0", "  seed: must be a number; write --seed 1"]
+    text = "\n".join(lines)
+    output.write(0, "E", f"longtake: {text}\nlongtake: another\n".encode())
+    output.write(1, "E", f"longtake (rank 8): {text}\nlongtake (rank 8): its own\n".encode())
+    shown = streams[1].getvalue().decode().splitlines()
+    assert shown == [f"[a] longtake: {lines[0]}", *(f"[a] {line}" for line in lines[1:]), *shown[3:]]
+    assert shown[3:] == ["[a] longtake: another", "[b:22] longtake (rank 8): its own"]
+    assert output.last_words(1)[0] == f"longtake (rank 8): {lines[0]}"
 
 
 def test_a_closed_stdout_is_noticed(output: Output, streams: tuple[io.BytesIO, io.BytesIO]):

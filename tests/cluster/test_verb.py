@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from longtake.cli.launch import name_and_folder
+from tests.dialects.speech import ROOT
 from tests.train.runs import assert_one_sentence, run_command
 
 Capture = pytest.CaptureFixture[str]
@@ -52,6 +54,41 @@ def test_a_dry_run_needs_no_host(capsys: Capture, tmp_path: Path, monkeypatch: p
     assert out.count("--nproc-per-node 4 --master-addr node1 --master-port 29500") == 2
     assert out.count("-m longtake train x.py --lr 1 --tiny\n") == 2
     assert f"[node2]   cd {tmp_path}" in out
+
+
+def test_mistake_in_the_run_is_found_before_hosts_are_asked(capsys: Capture) -> None:
+    words = [
+        "launch",
+        "--host",
+        "a",
+        "--ssh",
+        "gone-ssh",
+        "--",
+        "train",
+        "opensora_v2/stage1",
+        "--dataset.data-path",
+        "x",
+    ]
+    assert_one_sentence(*run_command(capsys, [*words, "--lr", "abc"])[::2], "--lr")
+    assert_one_sentence(*run_command(capsys, words)[::2], "--ssh gone-ssh")
+    forced = [*words[:1], "--force", *words[1:], "--lr", "abc"]  # the hosts may have other files
+    assert_one_sentence(*run_command(capsys, forced)[::2], "--ssh gone-ssh")
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "name", "folder"),
+    [
+        ("train.py", "--job.config_file configs/train/ttt-mlp/9s.toml --job.dump_folder=/d", "cogvideo-mlp-9s", "/d"),
+        ("scripts/cogvideox_fun/train_lora.py", "--tiny --train_data_meta x.json --output_dir o", "run", "o"),
+        ("scripts/diffusion/train.py", "configs/diffusion/train/image.py", "image", "outputs"),
+    ],
+)
+def test_script_of_another_system_is_called_as_its_run(
+    script: str, words: str, name: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    flags = ["--training.jsonl_paths=x.jsonl"] * (script == "train.py")
+    assert name_and_folder([script, *words.split(), *flags], None) == (name, f"{folder}/{name}")
 
 
 def test_here_a_run_that_is_misspelt_is_found_before_anything_starts(capsys: Capture) -> None:
