@@ -44,7 +44,7 @@ class FileRecord:
 
     num_bytes: int
     crc32: str  # eight hexadecimal digits
-    head_crc32: str | None = None  # of a safetensors file's head; None: written before there was one
+    head_crc32: str | None  # of a safetensors file's head; None for run.json
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def check_files(folder: Path, marker: Marker, names: Iterable[str], heads: bool 
             if size != record.num_bytes:
                 faults.append(f"{name} has {size:,} bytes instead of {record.num_bytes:,}")
             elif heads and path.suffix == SHARD_SUFFIX:
-                if record.head_crc32 not in (None, _head_crc32(path)):
+                if record.head_crc32 != _head_crc32(path):
                     faults.append(f"{name} has a damaged head")
             elif (found := crc32_of(path)) != record.crc32:
                 faults.append(f"{name} has checksum {found} instead of {record.crc32}")

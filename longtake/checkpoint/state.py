@@ -64,7 +64,7 @@ class SlotSizes:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run at one moment. Checkpoints of before a field was kept have its default."""
+    """State of a run after a step."""
 
     clock: Clock
     data: dict[str, Any] | None = None  # the position in the data; None: the start of a pass

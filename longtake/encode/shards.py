@@ -38,7 +38,7 @@ from longtake.encode.plan import Plan, slot_of
 from longtake.system import Encoders, black_out, with_drawn_noise
 
 _TEXTS_AT_ONCE = 64
-UNKNOWN_DIGEST = 0  # of a file that is not there, or in a store made before digests were noted
+UNKNOWN_DIGEST = 0  # of a file that is not there
 _METADATA = {"longtake_format": "latent store index", "longtake_format_version": str(FORMAT_VERSION)}
 
 

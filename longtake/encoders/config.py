@@ -27,12 +27,10 @@ class EncoderSection(Section):
     """What all encoders' sections have."""
 
     WHEREABOUTS: ClassVar[frozenset[str]] = frozenset({"from_pretrained", "cache_dir", "placement", "compile"})
-    LATER: ClassVar[frozenset[str]] = frozenset()  # keys that older stores lack: no content where they change nothing
 
     def content(self) -> dict[str, Any]:
         """The keys and values, fit for JSON, that an encoder's output depends on."""
-        content = self.model_dump(mode="json", exclude=set(self.WHEREABOUTS))
-        return {name: value for name, value in content.items() if name not in self.LATER or value}
+        return self.model_dump(mode="json", exclude=set(self.WHEREABOUTS))
 
 
 class AutoencoderSection(EncoderSection, OpenSection):
@@ -85,7 +83,6 @@ class PixelConfig(AutoencoderSection):
     """A lossless space-time patching: nothing is learned or downloaded."""
 
     AUTOENCODER: ClassVar[str] = "longtake.encoders.pixel:PixelAutoencoder"
-    LATER: ClassVar[frozenset[str]] = frozenset({"overlap"})
 
     type: Literal["pixel"] = Field("pixel", description="the autoencoder; `pixel` folds pixels into channels, exactly")
     temporal: int = Field(8, ge=1, description="frames in one latent frame")
@@ -214,7 +211,6 @@ class CogVideoXVAEConfig(KLSection):
         "first_latent_alone",
         "invert_scale_latents",
     }
-    LATER: ClassVar[frozenset[str]] = frozenset({"encode_frames"})
     PUBLISHED: ClassVar[Mapping[str, str]] = {  # key of a config.json -> ours
         "latent_channels": "latent_channels",
         "block_out_channels": "block_out_channels",
@@ -326,7 +322,6 @@ class T5EncoderConfig(EncoderSection):
     """The encoder half of a T5 v1.1 model: a sequence of token embeddings."""
 
     WHEREABOUTS: ClassVar[frozenset[str]] = EncoderSection.WHEREABOUTS | {"shardformer"}
-    LATER: ClassVar[frozenset[str]] = frozenset({"new_tokens"})
 
     type: Literal["text_embedder"] = Field("text_embedder", description="the encoder half of a T5 v1.1 model")
     from_pretrained: str = Field("google/t5-v1_1-xxl", description=_FROM)

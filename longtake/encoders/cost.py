@@ -129,7 +129,6 @@ def _published() -> dict[str, Numbers]:
 def facts_of(section: Any) -> dict[str, Any]:
     """All that the numbers of an encoder depend on, fit for JSON."""
     own = section.model_dump(mode="json", exclude=_BESIDE)
-    own = {name: value for name, value in own.items() if name not in section.LATER or value}
     return own if isinstance(section, AutoencoderSection) else own | text_facts(section, _folder(section))
 
 

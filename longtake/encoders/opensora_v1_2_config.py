@@ -19,7 +19,6 @@ class OpenSoraVAEConfig(KLSection):
 
     AUTOENCODER: ClassVar[str] = "longtake.encoders.opensora_v1_2:build"
     WHEREABOUTS: ClassVar[frozenset[str]] = EncoderSection.WHEREABOUTS | {"micro_batch_size", "blend_chunks"}
-    LATER: ClassVar[frozenset[str]] = frozenset({"spatial_only"})
 
     type: Literal["opensora_vae_v1_2"] = Field("opensora_vae_v1_2", description="Open-Sora 1.2's autoencoder")
     from_pretrained: str = Field(

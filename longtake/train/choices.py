@@ -53,25 +53,13 @@ _CHANGED = "the run's dtype, compile, mesh, model, encoders, operators or bucket
 class Choices:
     """Each choice by its name; `kept`: those of the launch before this one.
 
-    A choice holds on GPUs of one kind with one set of versions; elsewhere it is made again, and a line says so. An
-    empty one may be made, but was not yet, as with `deterministic`; a run that has none is older than the choice.
+    A choice holds on GPUs of one kind with one set of versions; elsewhere it is made again, and a line says so.
     """
 
     def __init__(self, world: World, kept: Mapping[str, Found], say: Callable[[str], None]) -> None:
         self.made: dict[str, Found] = dict(kept)
         self._world, self._kept, self._say = world, kept, say
         self._machine = world.on_main(lambda: timed_on(world.device))
-
-    def leave_open(self, *names: str) -> None:
-        """Lets a run that begins now make these choices, in this launch or a later one."""
-        self.made |= {name: {} for name in names if name not in self.made}
-
-    def is_open(self, name: str, otherwise: str) -> bool:
-        """Whether the run may choose this; a run that began before there was such a choice goes on as it is, and a
-        line says how: `otherwise`."""
-        if name not in self.made and self._world.is_main:
-            self._say(f"{name}: {otherwise}, as this run was started")
-        return name in self.made
 
     def take(self, name: str, choose: Callable[[], Found], basis: str = "") -> Found:
         """What `choose` finds on rank 0, unless it was found before; `basis`: what it follows from in the run itself.
@@ -122,8 +110,6 @@ def choose_encoding_layout(
     with `deterministic`. Collective."""
     if system.encoders is None or system.config.deterministic or system.device.type != "cuda":
         return
-    if not choices.is_open("encoding", "latents are encoded in the usual memory layout"):
-        return
     shape = max((bucket.shape for bucket in buckets), key=math.prod)
     take = partial(choices.take, "encoding")
     if line := choose_layout(system.autoencoder, shape, system.device, take, report_to(say, "autoencoder")):
@@ -138,8 +124,6 @@ def choose_attention_by_time(
     config, device = system.config, system.device
     shape = attention_shape(system, buckets, peers)
     if config.model.attention != "auto" or device.type != "cuda" or config.deterministic or shape is None:
-        return
-    if not choices.is_open("attention", "no kernels are timed"):
         return
 
     def choose() -> Found:
@@ -164,8 +148,6 @@ def choose_fused_by_time(config: RunConfig, world: World, choices: Choices, say:
     the run's largest shape, than what they replace. Nothing is timed with `deterministic`. Collective."""
     fused.use(())
     if config.deterministic or not fused.runs_here(world.device):
-        return
-    if not choices.is_open("fused", "no fused operators"):
         return
     _, _, sequence, tensor = resolve_degrees(config.parallel, world.size)
     kind, buckets = denoiser_class(config.model), config.bucket_rule.buckets

@@ -200,7 +200,7 @@ def _by_bucket(runs: Sequence[_Compared], by_hours: bool, by: str) -> Iterator[p
 
 def _unknown(runs: Sequence[_Compared]) -> pages.Html:
     names = ", ".join(run.name for run in runs if run.hours is None)
-    why = f"not known: no {LAUNCHES_FILE} says how many processes there were, as in runs of earlier versions"
+    why = f"not known: no {LAUNCHES_FILE} says how many processes there were"
     return pages.html('<p class="note">{}: {}.</p>', names, why)
 
 
@@ -264,7 +264,7 @@ def _launches(runs: Sequence[_Compared]) -> pages.Html:
 
 def _unknown_launches(runs: Sequence[_Compared]) -> pages.Html:
     names = ", ".join(run.name for run in runs if not run.record.launches)
-    said = f"{names}: launches are not known, for there is no {LAUNCHES_FILE}, as in runs of earlier versions."
+    said = f"{names}: launches are not known: there is no {LAUNCHES_FILE}."
     return pages.html('<p class="note">{}</p>', said)
 
 

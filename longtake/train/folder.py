@@ -22,7 +22,7 @@ from longtake.durable import write_whole
 from longtake.processes import restarts
 from longtake.small_files import parse_json, read_small
 from longtake.train.config import RunConfig
-from longtake.train.run_file import CONFIG_FILE, saved_budget
+from longtake.train.run_file import CONFIG_FILE
 
 if TYPE_CHECKING:
     from longtake.parallel import World
@@ -32,17 +32,6 @@ QUARANTINE_FILE = "quarantine.jsonl"
 LAUNCH_FILE = "launch.json"
 LOCK_FILE = ".lock"
 _LOCK_SECONDS = 5.0
-_BUDGET = "model", "grad_ckpt_budget"
-_LEFT_OPEN = (  # keys of a config that may say "auto"; what goes with them
-    (
-        (("", "compile"), ("", "compile_dynamic"), _BUDGET),
-        (
-            *(("model", key) for key in ("grad_ckpt_settings", "grad_ckpt_buffer_size")),
-            *(("parallel", key) for key in ("zero", "sequence_attention")),
-        ),
-    ),
-    ((("ae", "sample_size"),), ()),
-)
 _DATE = re.compile(r"^\d{6}_\d{6}-")
 
 
@@ -103,35 +92,6 @@ def starting_point(place: RunFolder, config: RunConfig, world: World) -> Iterato
         else:
             checkpoint = None
         yield replace(place, checkpoint=checkpoint)
-
-
-def as_started(config: RunConfig, place: RunFolder) -> tuple[RunConfig, str | None]:
-    """The config of a run that is continued, and a line where it differs: in a folder that was started with other
-    values, nothing of how blocks run or pixels are encoded is left to "auto"; what comes with it is as its own config
-    says, too. A run whose recomputed blocks kept their inputs alone goes on so where the config has the default."""
-    tree = started_with(place)
-    if tree is None:
-        return config, None
-    sections = {"": config, "model": config.model, "parallel": config.parallel, "ae": config.ae}
-    changes: dict[str, dict[str, Any]] = {name: {} for name in sections}
-
-    def started(name: str, key: str) -> Any:
-        if (name, key) == _BUDGET:
-            return saved_budget(tree)
-        return (tree.get(name, {}) if name else tree).get(key, type(sections[name]).model_fields[key].default)
-
-    for keys, with_them in _LEFT_OPEN:
-        is_open = [at for at in keys if getattr(sections[at[0]], at[1], None) == "auto" != started(*at)]
-        for name, key in (*is_open, *with_them) if is_open else ():
-            changes[name][key] = started(name, key)
-    by_default = config.model.grad_ckpt_settings and config.model.grad_ckpt_budget == "attention"
-    if by_default and started(*_BUDGET) == "inputs":
-        changes["model"]["grad_ckpt_budget"] = "inputs"
-    if not any(changes.values()):
-        return config, None
-    inner = {name: section.model_copy(update=changes[name]) for name, section in sections.items() if name}
-    words = [f"{name}{'.' * bool(name)}{key} = {value}" for name, own in changes.items() for key, value in own.items()]
-    return config.model_copy(update={**changes[""], **inner}), f"as this run was started: {', '.join(words)}"
 
 
 def started_with(place: RunFolder) -> dict[str, Any] | None:

@@ -38,7 +38,6 @@ from longtake.train.choices import (
 from longtake.train.config import RunConfig
 from longtake.train.folder import (
     RunFolder,
-    as_started,
     give_up,
     given_up_on_error,
     left_elsewhere,
@@ -213,12 +212,9 @@ class RunLaunch:
         return Prepared(place, system, update, data, start, stream, order, begun, trackers, saver, health, validation)
 
     def settled(self, place: RunFolder, first_step: FirstStepTimer) -> RunConfig:
-        """The run as its folder was started, where an earlier launch has made it, and where it has its latents from."""
-        config, line = as_started(self.config, place)
-        if line is not None:
-            self.say_once(line)
+        """The run with the source of its latents decided."""
         with first_step.paused():  # encoding takes its hours
-            return settle_latents(config, started_with(place), self.world, self.say_once)
+            return settle_latents(self.config, started_with(place), self.world, self.say_once)
 
     def owes_validation(self, place: RunFolder, start: Start) -> bool:
         """Whether an earlier launch was ended before the videos of its last step were made. Collective."""
@@ -268,15 +264,11 @@ class RunLaunch:
         choose_encoding_layout(system, buckets, choices, self.say_once)
 
     def choices(self, place: RunFolder) -> Choices:
-        """What is left to a launch to choose, with what the run's own checkpoint says was chosen before: in another
-        run's buckets another kernel may be faster. In the folder of an earlier run, kernels, operators and memory
-        layouts are as there."""
+        """Launch-time choices, with those saved in the run's own checkpoint: in another run's buckets another kernel
+        may be faster."""
         own = place.checkpoint is not None and place.continues
         state = RunState.read(place.checkpoint) if own else RunState(Clock())
-        choices = Choices(self.world, state.choices, self.say_once)
-        if not (place.continues and state.clock.global_step):
-            choices.leave_open("attention", "fused", "encoding")
-        return choices
+        return Choices(self.world, state.choices, self.say_once)
 
     def say_once(self, line: str) -> None:
         """Puts a line on rank 0's terminal."""

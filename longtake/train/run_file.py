@@ -242,20 +242,5 @@ def read_run(
                 f"{run}: no {CONFIG_FILE} in it; give a config file, or the folder of an earlier run; a folder of "
                 f"clips is given to a run, such as `longtake train custom --dataset.data-path {shlex.quote(run)}`"
             )
-        path, over = file, _as_meant(file)
+        path = file
     return read_layers(path, command, schema, over)
-
-
-def _as_meant(file: Path) -> Layers:
-    """What the saved config of a run leaves to a default, or to the meaning of a number, that was another one then."""
-    tree = load_config(file, [], dict[str, Any]).tree
-    model = tree.get("model")
-    if not isinstance(model, Mapping) or not model.get("grad_ckpt_settings") or model.get("grad_ckpt_budget"):
-        return ()
-    return ((f"{file}, as it was meant", {"model": {"grad_ckpt_budget": saved_budget(tree)}}),)
-
-
-def saved_budget(tree: Mapping[str, Any]) -> Any:
-    """`model.grad_ckpt_budget` of a saved config. Where it is a number 0 or missing, the run was started before
-    recomputed blocks kept what attention gives at 0, when they kept their inputs alone; it is saved by name now."""
-    return tree.get("model", {}).get("grad_ckpt_budget") or "inputs"

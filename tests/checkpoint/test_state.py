@@ -1,4 +1,4 @@
-"""The state of a run: it comes back as it was, from a checkpoint of before a field too, and damage is one sentence."""
+"""The state of a run: it comes back as it was, and damage is one sentence."""
 
 from __future__ import annotations
 
@@ -34,11 +34,6 @@ def saved(folder: Path, state: dict[str, Any]) -> Path:
 
 def test_a_state_comes_back_with_every_field_and_bit(tmp_path: Path) -> None:
     assert RunState.read(saved(tmp_path, STATE.to_json())) == STATE
-
-
-def test_what_an_older_checkpoint_did_not_keep_has_its_default(tmp_path: Path) -> None:
-    older = {"clock": STATE.to_json()["clock"], "data": None, "of_later": 1}
-    assert RunState.read(saved(tmp_path, older)) == RunState(STATE.clock)
 
 
 @pytest.mark.parametrize(

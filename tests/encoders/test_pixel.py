@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from longtake.contracts import UserError
-from longtake.encoders import PixelAutoencoder, PixelConfig, T5EncoderConfig, build_autoencoder
+from longtake.encoders import PixelAutoencoder, PixelConfig, build_autoencoder
 from tests.precision import rounding
 
 
@@ -107,9 +107,3 @@ def test_the_config_section_builds_it() -> None:
     autoencoder = build_autoencoder(PixelConfig(temporal=4, spatial=16, scaling_factor=0.5))
     assert autoencoder.latent(8, 32, 32) == (3 * 4 * 16 * 16, 2, 2, 2)
     assert autoencoder.config.scaling_factor == 0.5
-
-
-def test_keys_that_older_latent_stores_lack_are_no_content_where_they_change_nothing() -> None:
-    assert "overlap" not in PixelConfig().content()
-    assert "overlap" in PixelConfig(overlap=True).content()
-    assert "new_tokens" not in T5EncoderConfig().content()

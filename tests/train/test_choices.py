@@ -16,7 +16,6 @@ from rich.console import Console
 from torch._inductor import config as inductor
 
 from longtake.checkpoint import Clock, RunState
-from longtake.config import dump_config
 from longtake.contracts import Bucket, UserError
 from longtake.models import Attention, attention_kernels, fused, timing
 from longtake.models.attention import KERNEL_NAMES
@@ -47,9 +46,8 @@ from longtake.train.choices import (
     choose_graphs,
     settle_blocks,
 )
-from longtake.train.folder import RunFolder, as_started
+from longtake.train.folder import RunFolder
 from longtake.train.run import RunLaunch
-from longtake.train.run_file import CONFIG_FILE
 from tests.plan.runs import run_config
 from tests.system.test_build import system_config
 from tests.train.runs import metrics, train_here
@@ -81,11 +79,9 @@ def as_on_cuda(world: World, **changes: object) -> System:
     return replace(build_system(config, Mesh.create(config.parallel, world), world), device=torch.device("cuda"))
 
 
-def launch(system: System, world: World, kept: dict, begins: bool = True) -> tuple[dict, list[str]]:
+def launch(system: System, world: World, kept: dict) -> tuple[dict, list[str]]:
     said: list[str] = []
     choices = Choices(world, kept, said.append)
-    if begins:
-        choices.leave_open("attention")
     choose_attention_by_time(system, BUCKETS, BucketPeers.create(system.mesh), choices, said.append)
     return choices.made, said
 
@@ -177,16 +173,14 @@ def test_nothing_is_timed_for_a_run_that_is_to_repeat_itself_or_names_its_kernel
     deterministic = replace(plain, config=plain.config.model_copy(update={"deterministic": True}))
     named = plain.config.model.model_copy(update={"attention": "sdpa"})
     for system in (deterministic, replace(plain, config=plain.config.model_copy(update={"model": named}))):
-        assert launch(system, world, {}) == ({"attention": {}}, [])
-    assert timed == []
-    said = ["attention: no kernels are timed, as this run was started"]  # before any were
-    assert launch(plain, world, {}, begins=False) == ({}, said)
+        assert launch(system, world, {}) == ({}, [])
     assert timed == []
 
 
 def on_gpus(monkeypatch: pytest.MonkeyPatch, world: World, *free_gib: float) -> World:
     """The world as one of GPUs with so much free memory, which have a compiler."""
     monkeypatch.setattr(module, "timed_on", lambda device: {"device": "a GPU", "torch": "2.11"})
+    monkeypatch.setattr(fused, "runs_here", lambda device: False)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free_gib[0] * 2**30, 80 * 2**30))
     monkeypatch.setattr("longtake.parallel.missing_compiler", lambda device: None)
     monkeypatch.setattr(
@@ -326,73 +320,6 @@ def test_the_costliest_sizes_get_graphs_of_their_own(world: World, monkeypatch: 
     )
 
 
-def test_the_folder_of_an_earlier_run_keeps_how_its_blocks_ran(tmp_path: Path) -> None:
-    words = ["--tiny", "--dataset.data-path", "clips.csv", *BLOCKS]
-    config = read_run(str(find_preset("opensora_v2/stage2")), words).value
-    place = RunFolder(tmp_path, None, continues=True)
-    assert as_started(config, place) == (config, None)
-    tree = config.model_copy(update={"compile": False}).model_dump(mode="json")
-    del tree["compile_dynamic"], tree["model"]["grad_ckpt_budget"]  # of before there were such keys
-    tree["parallel"] |= {"zero": 2, "sequence_attention": "ring"}
-    tree["model"] |= {"grad_ckpt_settings": (1, 2), "grad_ckpt_buffer_size": 4096}
-    (tmp_path / CONFIG_FILE).write_text(dump_config(tree))
-    kept, line = as_started(config, place)
-    assert (kept.compile, kept.compile_dynamic) == (False, True)
-    assert (kept.parallel.zero, kept.parallel.sequence_attention) == (2, "ring")
-    assert kept.model.grad_ckpt_buffer_size == 4096
-    assert (kept.model.grad_ckpt_settings, kept.model.grad_ckpt_budget) == ((1, 2), "inputs")
-    assert line.startswith("as this run was started: compile = False, compile_dynamic = True, model.grad_ckpt_")
-    written = config.model_copy(update={"compile": True})
-    assert as_started(written, place)[0] == kept.model_copy(update={"compile": True})
-    assert as_started(config, replace(place, continues=False)) == (config, None)
-    (tmp_path / CONFIG_FILE).write_text(dump_config(config))
-    assert as_started(config, place) == (config, None)
-
-
-def test_the_folder_of_an_earlier_run_keeps_the_tiles_of_its_pixels(tmp_path: Path) -> None:
-    config = read_run(str(find_preset("opensora_v2/stage2")), ["--dataset.data-path", "clips.csv"]).value
-    assert config.ae.sample_size == "auto"
-    place = RunFolder(tmp_path, None, continues=True)
-    tree = config.model_dump(mode="json")
-    del tree["ae"]["sample_size"]
-    tree["parallel"]["zero"] = 2  # goes with how blocks run, of which nothing is left open
-    (tmp_path / CONFIG_FILE).write_text(dump_config(tree))
-    kept, line = as_started(config, place)
-    assert (kept.ae.sample_size, line) == (256, "as this run was started: ae.sample_size = 256")
-    assert kept == config.model_copy(update={"ae": kept.ae})
-    chosen = config.model_copy(update={"ae": config.ae.model_copy(update={"sample_size": 128})})
-    assert as_started(chosen, place) == (chosen, None)
-
-
-def test_a_run_that_kept_inputs_alone_goes_on_so(tmp_path: Path) -> None:
-    """One of before recomputed blocks always kept what attention gives, when a budget of 0 meant inputs alone."""
-    words = ["--tiny", "--dataset.data-path", "clips.csv"]
-    default = [*words, "--model.grad-ckpt-budget", "0"]
-    config = read_run(str(find_preset("opensora_v2/stage2")), default).value
-    assert config.model.grad_ckpt_budget == "attention"
-    place, then = RunFolder(tmp_path, None, continues=True), config.model_dump(mode="json")
-    for budget in (0.0, None, "inputs"):
-        then["model"]["grad_ckpt_budget"] = budget
-        if budget is None:
-            del then["model"]["grad_ckpt_budget"]
-        (tmp_path / CONFIG_FILE).write_text(dump_config(then))
-        kept, line = as_started(config, place)
-        assert (kept.model.grad_ckpt_budget, kept.parallel, kept.compile) == ("inputs", config.parallel, config.compile)
-        assert line == "as this run was started: model.grad_ckpt_budget = inputs"
-        again = read_run(str(tmp_path)).value
-        assert (again.model.grad_ckpt_budget, as_started(again, place)) == ("inputs", (again, None))
-        assert read_run(str(tmp_path), ["--model.grad-ckpt-budget", "0.3"]).value.model.grad_ckpt_budget == 0.3
-    more = read_run(str(find_preset("opensora_v2/stage2")), [*words, "--model.grad-ckpt-budget", "0.3"]).value
-    assert as_started(more, place) == (more, None)
-    (tmp_path / CONFIG_FILE).write_text(dump_config(config))  # of now
-    assert (read_run(str(tmp_path)).value, as_started(config, place)) == (config, (config, None))
-    bare = read_run(str(find_preset("opensora_v2/stage2")), [*default, "--model.grad-ckpt-settings", "None"]).value
-    then = bare.model_dump(mode="json")
-    then["model"]["grad_ckpt_budget"] = 0.0
-    (tmp_path / CONFIG_FILE).write_text(dump_config(then))  # in which nothing was recomputed
-    assert (read_run(str(tmp_path)).value.model, as_started(bare, place)) == (bare.model, (bare, None))
-
-
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.slow
 def test_a_run_with_graphs_of_its_own_trains_alike_and_goes_on_with_them(
@@ -431,38 +358,33 @@ def test_operators_are_used_where_they_are_faster_but_not_by_a_run_that_began_wi
     monkeypatch.setattr(fused, "runs_here", lambda device: True)
     config, said = run_config(), []
 
-    def launch_of(kept: dict, begins: bool = False, **changes: object) -> tuple[dict, tuple[str, ...]]:
+    def launch_of(kept: dict, **changes: object) -> tuple[dict, tuple[str, ...]]:
         choices = Choices(world, RunState(Clock(), choices=kept).to_json()["choices"], said.append)
-        if begins:
-            choices.leave_open("fused")
         choose_fused_by_time(config.model_copy(update=changes), world, choices, said.append)
         return choices.made, fused.used()
 
     try:
-        made, used = launch_of({}, begins=True)
+        made, used = launch_of({})
         assert used == ("heads",)
         assert said[0].startswith("fused operators by time: heads (forward and backward of 4 x ")
         assert said[0].endswith(
             "heads fused 1000.00 ms, uncompiled 2000.00 ms; gate fused 2000.00 ms, uncompiled 1000.00 ms; "
             "modulate uncompiled 1000.00 ms)"
         )
-        said.clear()
-        assert launch_of({}) == ({}, ())
-        assert said == ["fused: no fused operators, as this run was started"]
         assert launch_of(made) == (made, ("heads",))
         assert launch_of(made, deterministic=True) == (made, ())  # kept for a launch that need not repeat itself
         assert len(timed) == 1
-        left_open, used = launch_of({}, begins=True, deterministic=True)
+        left_open, used = launch_of({}, deterministic=True)
         assert (used, len(timed)) == ((), 1)
         said.clear()
         assert launch_of(left_open) == (made, ("heads",))
         assert said[0].startswith("fused operators by time: heads ")
         assert len(timed) == 2
-        launch_of({}, begins=True, precision="fp8")  # where no layers are joined
+        launch_of({}, precision="fp8")  # where no layers are joined
         assert asked == [fused.NAMES, fused.NAMES, fused.NAMES[:-2]]
         said.clear()
         with inductor.patch({"test_configs.force_filter_reduction_configs": False}):
-            launch_of({}, begins=True)
+            launch_of({})
             said.clear()
             launch_of(made, compile=True)
             assert rules[-2:] == [False, True]
@@ -473,7 +395,6 @@ def test_operators_are_used_where_they_are_faster_but_not_by_a_run_that_began_wi
 
 def test_budgets_are_settled_for_the_operators_that_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, counted = on_gpus(monkeypatch, world, 8), []
-    monkeypatch.setattr(fused, "runs_here", lambda device: device.type == "cuda")
     budget = Work.budget
     monkeypatch.setattr(Work, "budget", lambda *given: counted.append(fused.used()) or budget(*given))
     kept = {"fused": {"chosen": ["heads"], "shape": "", "seconds": {}, "machine": {"device": "a GPU", "torch": "2.11"}}}
@@ -481,6 +402,7 @@ def test_budgets_are_settled_for_the_operators_that_run(world: World, monkeypatc
         *_, first = settle(cuda, [])
         assert set(counted) == {()}
         counted.clear()
+        monkeypatch.setattr(fused, "runs_here", lambda device: device.type == "cuda")
         *_, then = settle(cuda, said := [], {**first, **kept})
     finally:
         fused.use(())
@@ -496,24 +418,15 @@ def test_operators_are_timed_beside_what_they_replace() -> None:
     assert fused.used() == ()
 
 
-def test_a_run_leaves_to_later_launches_what_its_first_does_not_choose(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_choices_saved_in_another_runs_checkpoint_are_not_taken(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome, _ = train_here(config, "--max_steps", "1")
     state = RunState.read(outcome.checkpoint)
-    assert state.choices == {"attention": {}, "fused": {}, "encoding": {}}
+    assert state.choices == {}
     run = read_run(str(outcome.folder), []).value
-
-    def made(continues: bool) -> dict:
-        place = RunFolder(outcome.folder, outcome.checkpoint, continues)
-        with start_world("cpu") as world:
-            return RunLaunch(run, world, str(outcome.folder), Console()).choices(place).made
-
-    assert made(continues=True) == state.choices
-    monkeypatch.setattr(RunState, "read", lambda checkpoint: replace(state, choices={}))  # of before there were any
-    assert made(continues=True) == {}
-    assert made(continues=False) == state.choices
-    chosen = {"attention": {"chosen": "flash"}, "fused": {"chosen": ["heads"]}}  # by the run whose checkpoint it loads
+    chosen = {"attention": {"chosen": "flash"}}
     monkeypatch.setattr(RunState, "read", lambda checkpoint: replace(state, choices=chosen))
-    assert made(continues=True) == chosen
-    assert made(continues=False) == state.choices
+    with start_world("cpu") as world:
+        for continues in (True, False):
+            place = RunFolder(outcome.folder, outcome.checkpoint, continues)
+            choices = RunLaunch(run, world, str(outcome.folder), Console()).choices(place)
+            assert choices.made == (chosen if continues else {})

@@ -49,7 +49,7 @@ def record(folder: Path, **changes: object) -> RunRecord:
         for step in range(1, 61)
     ]
     lines[0] |= {"buckets": {"32px/8f/1:1": 2.0, "32px/1f/1:1": 2.0}, "drawn": {"32px/8f/1:1": 1, "32px/1f/1:1": 3}}
-    lines[1] |= {"buckets": {"32px/8f/1:1": 1.0, "32px/1f/1:1": 1.0}, "pass": 1}  # of an older version
+    lines[1] |= {"buckets": {"32px/8f/1:1": 1.0, "32px/1f/1:1": 1.0}, "pass": 1}
     lines[-1] |= {"loss": "NaN", "skipped": True}
     files = {"config.py": CONFIG, "bucket_report.json": json.dumps(BUCKETS), "goodput.json": json.dumps(SECONDS)}
     files["metrics.jsonl"] = "".join(json.dumps(line) + "\n" for line in lines)

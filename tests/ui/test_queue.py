@@ -66,7 +66,7 @@ def test_argument_that_no_process_takes_is_refused(tmp_path: Path, text: str) ->
 def test_job_that_cannot_begin_or_end_fails_alone_with_its_reason(tmp_path: Path) -> None:
     queue = Queue(tmp_path)
     jobs = [queue.add("generate", ["--version"]) for _ in range(4)]
-    QueuedCommand(jobs[0].folder, "generate", ("x" * 3_000_000,)).write()  # as an older queue has kept it
+    QueuedCommand(jobs[0].folder, "generate", ("x" * 3_000_000,)).write()
     QueuedCommand(jobs[1].folder, "generate", ("half \ud83d",)).write()
     QueuedCommand(jobs[2].folder, "generate", ("x",), state="running", pid="none").write()
     for _ in range(3):

@@ -40,7 +40,7 @@ from longtake.durable import unfinished
 from longtake.random import hash64
 from longtake.small_files import check_kinds, read_object
 
-FORMAT_VERSION = 2  # 1: captions with their padding
+FORMAT_VERSION = 2
 STORE_FILE, PLAN_FILE, EMPTY_FILE = "store.json", "plan.arrow", "empty.safetensors"
 LATENTS, TEXTS = "latents", "texts"  # folders of shards
 INDEX_NAMES = {LATENTS: "index", TEXTS: "texts"}  # of the whole index of each
@@ -222,7 +222,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
             f"{folder}: no {STORE_FILE} in it; give a folder that `longtake data encode` has made"
         ) from error
     name, version = facts.get("longtake_format"), facts.get("longtake_format_version")
-    if name != "latent store" or version not in (1, FORMAT_VERSION):
+    if name != "latent store" or version != FORMAT_VERSION:
         raise UserError(
             f"{path}: format version {repr(version)[:40]} of {repr(name)[:40]} was found, version {FORMAT_VERSION} of "
             f"'latent store' is read here; {remedy}"
@@ -311,8 +311,6 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
             table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
         else:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-        if DIGEST in schema.names and DIGEST not in table.column_names:  # of a store made before digests were noted
-            table = table.append_column(DIGEST, pa.array(np.zeros(len(table), np.uint64)))
         table = table.replace_schema_metadata(None).select(schema.names)
         if not table.schema.equals(schema):
             raise ValueError("other columns")

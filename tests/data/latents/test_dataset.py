@@ -19,7 +19,7 @@ from longtake.contracts import UserError
 from longtake.data import ClipTable, DatasetConfig, LatentStore, StoredDataset, text_hash
 from longtake.data.latents.shard import DamagedShard, crc_of, shard_path, write_tensors
 from longtake.data.latents.source import UnusableLatents, sized
-from longtake.data.latents.store import EMPTY_FILE, INDEX_SCHEMAS, LATENTS, STORE_FILE, TEXTS
+from longtake.data.latents.store import EMPTY_FILE, FORMAT_VERSION, INDEX_SCHEMAS, LATENTS, STORE_FILE, TEXTS
 from longtake.random import Purpose, normals
 from tests.data.made_clips import DRAWS, LATENT, make_slot
 from tests.test_small_files import NO_OBJECTS, changed
@@ -71,7 +71,7 @@ def folder(tmp_path: Path, table: ClipTable) -> Path:
         arrays = {name: list(values) for name, values in columns.items()}
         pq.write_table(pa.table(arrays, schema=INDEX_SCHEMAS[kind]), store / kind / "000000.parquet")
     write_tensors(store / EMPTY_FILE, {name: value[None] for name, value in embedding(9).items()})
-    facts = {"longtake_format": "latent store", "longtake_format_version": 1, "buckets": ["16px/5f/1:1"]}
+    facts = {"longtake_format": "latent store", "longtake_format_version": FORMAT_VERSION, "buckets": ["16px/5f/1:1"]}
     facts |= {"fingerprint": {"dataset.views": 1}, "latent": asdict(LATENT), "text_length": 6, "tensors": TENSORS}
     facts |= {"made": {"table": "0", "copies": "0", "weights": {}}, "windows": {"9": {"head1": 1}}}
     (store / STORE_FILE).write_text(json.dumps(facts))
