@@ -25,6 +25,7 @@ from longtake.contracts import Conditions
 from longtake.models.attention import Attention
 from longtake.models.attention_op import OPENED
 from longtake.models.build import LatentSize, denoiser_class, example_conditions
+from longtake.models.scratch import SCRATCH
 
 
 class Trace(TorchDispatchMode):
@@ -74,6 +75,9 @@ class Trace(TorchDispatchMode):
         flops = formula(*args, **kwargs, out_val=out) if formula else 0
         self.flops += flops
         self._show(operation, args, out, flops)
+        scratch, scratch_bytes = len(self.changes), SCRATCH[operation](*args) if operation in SCRATCH else 0
+        if scratch_bytes:
+            self._change(scratch, scratch_bytes)
         before = len(self.changes)
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.is_meta:
@@ -83,6 +87,8 @@ class Trace(TorchDispatchMode):
             self.launches += 1
             self.moved += 0 if formula or operation in _EMPTY else _bytes_moved(args[copies:], out)
         self.attention += flops if formula and "attention" in operation._opname else 0
+        if scratch_bytes:
+            self._change(scratch, -scratch_bytes)
         return out
 
     def saw(self, operation: Any, args: Sequence[Any], out: Any, flops: int) -> None:

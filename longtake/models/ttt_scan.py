@@ -24,11 +24,13 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from longtake.models import ttt_chunked
+from longtake.models.scratch import SCRATCH
 
 Body = Literal["auto", "oracle", "chunked", "triton"]
 Learned = tuple[tuple[Tensor, Tensor], ...]  # of each layer, tokens that it sees and gradients behind it
 
 _LINEAR = 2  # tensors of its state
+_FP32 = 4
 
 
 def ttt_scan(
@@ -70,10 +72,14 @@ def ttt_scan(
 
 
 def _kernels_fit(q: Tensor, hidden: int, mini_batch: int) -> bool:
-    """Their blocks are powers of 2, and of what they can hold float32 factors would take too much."""
+    return q.is_cuda and _sizes_fit(q, hidden, mini_batch)
+
+
+def _sizes_fit(q: Tensor, hidden: int, mini_batch: int) -> bool:
+    """Kernels' blocks are powers of 2, and of what they can hold float32 factors would take too much."""
     sizes = (q.shape[-1], hidden or q.shape[-1])
     powers = all(16 <= size <= most and size & (size - 1) == 0 for size, most in zip(sizes, (128, 512), strict=True))
-    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and powers and mini_batch <= 128
+    return q.dtype in (torch.bfloat16, torch.float16) and powers and mini_batch <= 128
 
 
 def segment_length(tokens: int, width: int, hidden: int, mini_batch: int) -> int:
@@ -134,6 +140,47 @@ def _differentiate(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | Non
 
 
 _scan.register_autograd(_differentiate, setup_context=_save)
+
+
+def _forward_scratch(q: Tensor, *rest: Any) -> int:
+    """Bytes that `ttt_triton.forward` allocates beside its results: networks before each mini-batch of a segment."""
+    state, hidden, mini_batch, segment = rest[5:9]
+    if not _sizes_fit(q, hidden, mini_batch):
+        return 0
+    networks = q.shape[0] * state.shape[0]
+    return networks * (_copies_bytes(q, state, hidden, mini_batch, segment) + state[0].nbytes)
+
+
+def _backward_scratch(grad: Tensor, q: Tensor, *rest: Any) -> int:
+    """Bytes that `ttt_triton.backward` allocates beside its results: the same copies, their gradients, and factors of
+    each mini-batch of a segment."""
+    kept, hidden, mini_batch, segment = rest[5:9]
+    if not _sizes_fit(q, hidden, mini_batch):
+        return 0
+    state, width, size = kept[0, 0], q.shape[-1], q.element_size()
+    count, rows = _in_segment(q, mini_batch, segment), max(16, 1 << (mini_batch - 1).bit_length())
+    of_norm = 2 * width * _FP32
+    gradients = (count + 1) * state[0].nbytes + (count + 1) * of_norm
+    factors = rows * (width * (_FP32 + size) + 4 * hidden * size)
+    work = rows * (width * (_FP32 + size) + 3 * hidden * size)
+    running = 2 * state[0].nbytes  # one carried through the segment, and the gradient of later ones
+    copies = _copies_bytes(q, state, hidden, mini_batch, segment)
+    return q.shape[0] * state.shape[0] * (copies + gradients + count * factors + work + running)
+
+
+def _in_segment(q: Tensor, mini_batch: int, segment: int) -> int:
+    return min(segment, -(-q.shape[1] // mini_batch))
+
+
+def _copies_bytes(q: Tensor, state: Tensor, hidden: int, mini_batch: int, segment: int) -> int:
+    """Of one head's networks in a segment: matrices in the dtype of `q`, biases in float32."""
+    biases = hidden + q.shape[-1]
+    matrices = state.shape[-1] - (biases if hidden else q.shape[-1])
+    return (_in_segment(q, mini_batch, segment) + 1) * (matrices * q.element_size() + biases * _FP32)
+
+
+SCRATCH[torch.ops.longtake.ttt_scan.default] = _forward_scratch
+SCRATCH[torch.ops.longtake.ttt_scan_backward.default] = _backward_scratch
 
 
 def scan_flops(batch: int, tokens: int, heads: int, width: int, hidden: int, mini_batch: int) -> int:
