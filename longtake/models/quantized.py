@@ -104,6 +104,11 @@ def _nonzero(scale: Tensor) -> Tensor:
     return torch.where(scale == 0, torch.ones_like(scale), scale)
 
 
-@lru_cache(maxsize=16)  # made anew, the device would have to be waited for
+@lru_cache(maxsize=16)
 def _nf4(device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.tensor(_NF4, dtype=dtype, device=device)
+    """Filled on the device: a table from the host would be copied, and waited for, in each call of a compiled block."""
+    codes = torch.arange(len(_NF4), device=device)
+    levels = torch.zeros(len(_NF4), dtype=dtype, device=device)
+    for code, level in enumerate(_NF4):
+        levels = levels.masked_fill(codes == code, level)
+    return levels

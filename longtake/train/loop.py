@@ -26,6 +26,7 @@ from longtake.train.saving import Saver
 from longtake.train.stream import StepInput, StepStream, Turn
 from longtake.train.sums import StepSums
 from longtake.train.validating import Validator
+from longtake.transfer import to_device
 
 
 @dataclass
@@ -142,7 +143,8 @@ class Trainer:
                 sums.shares[turn.number] = batch.weights.sum() / batch.bucket.batch_size
         self.power.put(sums.watts, self.clock.global_step + 1)
         sums.loaded.fill_(step.loaded)  # assigning would copy a number from the host, and wait for the device
-        sums.grad_square.copy_(self.update.optimizer.grad_square_sum())
+        square = self.update.optimizer.grad_square_sum()  # in host memory with `parallel.cpu_offload`
+        sums.grad_square.copy_(to_device(square, self.system.device))
         sums.flags.fill_(self.stop.flags(self.saver.failed))  # `save` says why it failed, on all ranks
         if mesh.size > 1:
             dist.all_reduce(sums.values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from longtake.contracts import UserError
 from longtake.models import quantized
@@ -68,6 +69,14 @@ def test_nf4_is_that_of_torchao() -> None:
     ours = quantized.dequantize(*quantized.quantize(weight()[4:], "nf4", torch.float32), "nf4", torch.float32)
     # torchao codes the scales in 8 bits as well
     assert within((ours - theirs).square().mean().sqrt(), 0.01 * weight().square().mean().sqrt())
+
+
+def test_a_traced_nf4_weight_takes_no_table_from_the_host() -> None:
+    codes, scale = quantized.quantize(weight(), "nf4", torch.bfloat16)
+    quantized._nf4.cache_clear()
+    traced = make_fx(lambda *of: quantized.dequantize(*of, "nf4", torch.bfloat16))(codes, scale)
+    quantized._nf4.cache_clear()
+    assert [node for node in traced.graph.nodes if node.op == "get_attr" or "lift" in str(node.target)] == []
 
 
 def test_nf4_wants_whole_blocks() -> None:

@@ -58,7 +58,7 @@ ONE_BUCKET = ("--slots_per_step", "1", "--max_steps", "20", "--ckpt_every", "0")
 ALLOCATING = {"eager": (), "recomputed": REMAT, "with faults": ()}
 SETTLED = 2  # steps of a bucket after which it allocates alike
 UNREAD = 3  # steps whose losses are on the device until they are logged
-ONCE = ("in save", "in _nf4")  # made once and kept
+ONCE = ("in save",)
 MADE = {
     "text": (),
     "references in turn": (

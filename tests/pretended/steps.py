@@ -59,10 +59,16 @@ LEARNED = (
     "True",
 )
 STORED = "stored"
+OFFLOADED = "opensora_v2 masters in host memory"
+# wide enough for blocks of 64
+WIDER = ("--model.hidden_size", "64", "--model.num_heads", "2", "--model.axes_dim", "(8, 12, 12)")
+IN_FSDP = "FSDP2 foreach_reduce"
 MODES: dict[str, tuple[str, tuple[str, ...]]] = {
     "opensora_v2 t2v": ("opensora_v2/stage1", (*SHORT, *FULL)),
     "opensora_v2 i2v": ("opensora_v2/stage1_i2v", SHORT),
     "opensora_v2 lora": ("opensora_v2/lora", SHORT),
+    "opensora_v2 lora on nf4": ("opensora_v2/lora", (*SHORT, *WIDER, "--lora.base", "nf4")),
+    OFFLOADED: ("opensora_v2/stage1", (*SHORT, *FULL, "--parallel.cpu_offload", "True")),
     f"opensora_v2 i2v {STORED}": ("opensora_v2/stage1_i2v", SHORT),
     "opensora_v1_2 t2v": ("opensora_v1_2/stage1", (*CLIPS, *FULL, *PLAIN, "--condition_config", "None")),
     "opensora_v1_2 masks": ("opensora_v1_2/stage1", (*CLIPS, *PLAIN)),
@@ -195,7 +201,7 @@ def watched(steps: list[dict[str, Any]]) -> Iterator[None]:
         return micro_batch(trainer, *arguments)
 
     def updates(*arguments: Any) -> Any:
-        steps[-1]["updates"] = queue.launches
+        steps[-1] |= {"updates": queue.launches, "trained": len(arguments[0].optimizer.parameters)}
         return update(*arguments)
 
     def saves(*arguments: Any, **options: Any) -> bool:
@@ -214,7 +220,10 @@ def watched(steps: list[dict[str, Any]]) -> Iterator[None]:
 
 
 def called_from(stack: str) -> str:
-    """The innermost calls of a stack that are the package's, as `file function < file function`."""
+    """The innermost calls of a stack that are the package's, as `file function < file function`; or that it is FSDP2
+    which copies a gradient to the host."""
+    if "in foreach_reduce" in stack:
+        return IN_FSDP
     calls = re.findall(r'/longtake/([\w/]+\.py)", line \d+, in (\w+)', stack)
     return " < ".join(f"{file} {function}" for file, function in calls[:-4:-1])
 

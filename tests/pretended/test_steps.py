@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from tests.pretended.library import CannotBuild, build_library
-from tests.pretended.steps import MODES, RELEASED, STEPS
+from tests.pretended.steps import IN_FSDP, MODES, OFFLOADED, RELEASED, STEPS
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
+RUNNING_AHEAD = [name for name in (*MODES, *RELEASED) if name != OFFLOADED]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def modes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads((folder / "steps.json").read_text())
 
 
-@pytest.mark.parametrize("name", [*MODES, *RELEASED])
+@pytest.mark.parametrize("name", RUNNING_AHEAD)
 def test_no_step_waits_for_the_device_or_copies_from_pageable_memory(modes: dict[str, Any], name: str) -> None:
     run = modes[name]
     assert run["error"] is None, run["error"]
@@ -40,7 +41,18 @@ def test_no_step_waits_for_the_device_or_copies_from_pageable_memory(modes: dict
         assert [step[kind] for step in run["steps"]] == [[]] * STEPS, kind
 
 
-@pytest.mark.parametrize("name", [*MODES, *RELEASED])
+def test_masters_in_host_memory_wait_for_each_further_gradient_and_once_for_the_update(modes: dict[str, Any]) -> None:
+    run = modes[OFFLOADED]
+    assert run["error"] is None, run["error"]
+    assert len(run["steps"]) == STEPS
+    for step in run["steps"]:
+        ours = [place for place in step["waits"] if place != IN_FSDP]
+        assert [place.partition(" <")[0] for place in ours] == ["train/optimizer/update.py _near_masters"]
+        # FSDP2 adds gradients up on the CPU: of each micro-batch but the first it waits for every one
+        assert len(step["waits"]) - len(ours) == step["trained"] * (len(step["prepares"]) - 1) > 0
+
+
+@pytest.mark.parametrize("name", RUNNING_AHEAD)
 def test_inputs_are_launched_while_the_device_has_the_step_before_to_compute(modes: dict[str, Any], name: str) -> None:
     steps = modes[name]["steps"]
     for before, step in pairwise(steps):

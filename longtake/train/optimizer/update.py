@@ -25,9 +25,19 @@ class WeightUpdate:
         `ShardedAdamW.step` takes them."""
         norm = square.sqrt()
         scale = clip_scale(norm, limit_at(self._law, self._limit, step, norm)) if self._limit else None
+        scale, skip = self._near_masters(scale, skip)
         self.optimizer.step(rates, scale, skip)
         if self.ema is not None:
             self.ema.update(step, skip)
+
+    def _near_masters(self, *numbers: Tensor | None) -> list[Tensor | None]:
+        """The 0-d tensors on the masters' device. With `parallel.cpu_offload` one copy takes all of them to the host,
+        which waits for it: the update is made there."""
+        known = [number.float() for number in numbers if number is not None]
+        if not known or known[0].device.type == self.optimizer.device.type:
+            return list(numbers)
+        copied = iter(torch.stack(known).to(self.optimizer.device))
+        return [None if number is None else next(copied) for number in numbers]
 
     def at_rate_zero(self) -> None:
         """The same work with the weights left as they are, for measuring on one rank."""
