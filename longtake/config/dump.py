@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from longtake.config.evaluator import CALLS, MAX_LEVELS, scalar_fault
+from longtake.config.evaluator import MAX_LEVELS, scalar_fault
 from longtake.config.faults import ConfigError, Fault, quote, shown
 from longtake.config.tree import DELETE
 
@@ -24,7 +24,7 @@ def dump_config(value: BaseModel | Mapping[str, Any]) -> str:
     lines: list[str] = []
     faults: list[Fault] = []
     for key, item in data.items():
-        if not isinstance(key, str) or not is_name(key) or key.startswith("_") or key in CALLS:
+        if not isinstance(key, str) or not is_name(key) or key.startswith("_"):
             faults.append(Fault("", shown(key), "cannot be the name of a key in a file", "choose another name"))
             continue
         try:

@@ -1,8 +1,7 @@
-"""Values of Python expressions, worked out from their syntax tree by the rules below and never executed.
+"""Values of Python expressions, computed from their syntax tree and never executed.
 
-Known: text, whole and real numbers, True, False, None; dicts, lists and tuples, written as literals or as `dict(...)`,
-`list(...)`, `tuple(...)`; `**name` and `*name` inside them; comprehensions; `name`, `name[key]`; + - * / // % ** on
-numbers, + and * on text and lists. Everything has a bound, so that no expression runs long or fills the memory.
+Known: text, whole and real numbers, True, False, None; dicts, lists and tuples, with `dict(key=value)` and `**name`;
+names; + - * / // % ** on numbers, + and * on text and lists.
 """
 
 from __future__ import annotations
@@ -11,20 +10,17 @@ import ast
 import difflib
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
-from longtake.config.faults import ConfigError, Fault, shorten, shown
-from longtake.config.tree import Branch, Leaf, Node, Origin, branch, grow, plain
+from longtake.config.faults import Fault, shorten
+from longtake.config.tree import Branch, Leaf, Node, Origin, branch, plain
 
-MAX_CELLS = 200_000  # values made while one configuration is read; well under a second of work
+MAX_SIZE = 250_000  # entries and characters of one value, and bytes of a file
 MAX_LEVELS = 50  # of dicts and lists within each other
 MAX_BITS = 1_024  # of a whole number
-CALLS = ("dict", "list", "tuple", "range")  # the functions there are, and names that cannot be assigned
-ALLOWED = (
-    "a configuration holds text, numbers, True, False, None, dict(), list(), tuple(), arithmetic and names from above"
-)
+ALLOWED = "write text, numbers, True, False, None, dicts, lists, tuples, arithmetic or names from above"
 OPERATORS: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Add: ("+", operator.add),
     ast.Sub: ("-", operator.sub),
@@ -40,37 +36,25 @@ class Stop(Exception):
     """This expression has no value; the reason has been reported."""
 
 
-class Budget:
-    """What may still be spent on one configuration. One cell is one value made or copied, or 64 characters."""
-
-    def __init__(self) -> None:
-        self.cells = MAX_CELLS
-        self.place = ""  # of the statement that is evaluated
-        self.hints = 20  # near names that are looked up, at up to 50 ms each
-
-    def take(self, cells: int = 1) -> None:
-        """Takes what something costs before it is made. Raises ConfigError where there is not that much left."""
-        self.cells -= cells
-        if self.cells < 0:
-            fix = f"a configuration has at most {MAX_CELLS:,} values"
-            raise ConfigError([Fault(self.place, "", "is too large to evaluate", fix)])
-
-    def weigh(self, value: Any) -> None:
-        """Takes the cells of a value, each as often as it appears: a list that holds one list 1000 times has 1000 times
-        its cells, although Python stores it once. Raises ConfigError also for a value of more than 50 levels."""
-        stack = [(value, 0)]
-        while stack:
-            item, level = stack.pop()
-            self.take(1 + len(item) // 64 if isinstance(item, str) else 1)
-            if isinstance(item, Leaf):
-                stack.append((item.value, level))
-                continue
-            parts = item.items if isinstance(item, Branch) else item
-            if isinstance(parts, (dict, list, tuple)):
-                if level >= MAX_LEVELS:
-                    fix = f"a value has at most {MAX_LEVELS} levels"
-                    raise ConfigError([Fault(self.place, "", "is nested too deeply", fix)])
-                stack.extend((part, level + 1) for part in (parts.values() if isinstance(parts, dict) else parts))
+def size_fault(value: Any) -> str:
+    """Why a value is too large or too deep; empty where it is not. What a list holds twice is counted twice, although
+    Python stores it once."""
+    size, stack = 0, [(value, 0)]
+    while stack:
+        item, level = stack.pop()
+        size += 1 + len(item) if isinstance(item, str) else 1
+        if size > MAX_SIZE:
+            return f"is too large: a value has at most {MAX_SIZE:,} entries and characters"
+        if level > MAX_LEVELS:
+            return f"is nested too deeply: a value has at most {MAX_LEVELS} levels"
+        if isinstance(item, Leaf):
+            stack.append((item.value, level))
+        elif isinstance(item, (list, tuple)):
+            stack.extend((entry, level + 1) for entry in item)
+        elif isinstance(item, (dict, Branch)):
+            entries = item.items if isinstance(item, Branch) else item
+            stack.extend((entry, level + 1) for entry in entries.values())
+    return ""
 
 
 @dataclass
@@ -81,34 +65,30 @@ class Evaluator:
     lines: list[bytes]  # its text, to show what is wrong
     lookup: Callable[[str], Node | None]  # the value of a name, None where there is none; or raises Stop
     known: Callable[[], Iterable[str]]  # the names there are, for suggestions
-    budget: Budget
     report: Callable[[Fault], None]
-    sources: dict[str, Origin] = field(default_factory=dict)  # the names that the value at hand was computed from
+    sources: dict[str, Origin] = field(default_factory=dict)  # names that the current value was computed from
 
-    def node(self, expr: ast.expr, local: dict[str, Any]) -> Node:
+    def node(self, expr: ast.expr) -> Node:
         """The tree of an expression. Raises Stop after reporting every fault in it."""
         outer, self.sources = self.sources, {}
         try:
-            value = self.value(expr, local)
+            value = self.value(expr)
             return value if isinstance(value, Branch) else Leaf(value, self.origin(expr).derived(self.sources))
         finally:
             self.sources = outer | self.sources
 
     def statement(self, expr: ast.expr) -> Node:
-        """The tree of the right side of an assignment; also bounds how large it is. Raises Stop like `node`."""
-        outer, self.budget.place = self.budget.place, self.origin(expr).place
-        try:
-            result = self.node(expr, {})
-            self.budget.weigh(result)
-            return result
-        finally:
-            self.budget.place = outer
+        """The tree of the right side of an assignment, whose size is checked. Raises Stop like `node`."""
+        result = self.node(expr)
+        if rule := size_fault(result):
+            self.fault(expr, rule)
+        return result
 
     def origin(self, expr: ast.AST) -> Origin:
         return Origin(f"{self.file}:{expr.lineno}")
 
     def fault(self, expr: ast.AST, rule: str, fix: str = "") -> NoReturn:
-        """Report what is wrong with an expression, and give it up."""
+        """Report what is wrong with an expression, and stop its evaluation."""
         self.report(Fault(self.origin(expr).place, self.source(expr), rule, fix))
         raise Stop
 
@@ -118,36 +98,25 @@ class Evaluator:
         end = expr.end_col_offset if expr.end_lineno == expr.lineno else len(line)
         return shorten(line[expr.col_offset : end][:400].decode("utf-8", "replace"))
 
-    # Every method below takes an expression and the comprehension variables around it, and returns its value: a Branch
-    # for a dict, plain data for everything else.
+    # Every method below takes an expression and returns its value: a Branch for a dict, plain data for everything else.
 
-    def value(self, expr: ast.expr, local: dict[str, Any]) -> Any:
-        self.budget.take()
+    def value(self, expr: ast.expr) -> Any:
         if type(expr) not in self.METHODS:
             self.fault(expr, "cannot stand in a configuration", ALLOWED)
-        return self.METHODS[type(expr)](self, expr, local)
+        return self.METHODS[type(expr)](self, expr)
 
-    def plain_value(self, expr: ast.expr, local: dict[str, Any], marks: bool = False) -> Any:
-        """The value as plain data. `marks` keeps each `_delete_`: a dict in a list is laid over another one later."""
-        value = self.value(expr, local)
-        if not isinstance(value, Branch):
-            return value
-        self.budget.weigh(value)
-        return plain(value, marks)
+    def plain_value(self, expr: ast.expr) -> Any:
+        """The value as plain data, with its `_delete_`: a dict in a list may be laid over another one later."""
+        value = self.value(expr)
+        return plain(value, marks=True) if isinstance(value, Branch) else value
 
-    def constant(self, expr: ast.Constant, local: dict[str, Any]) -> Any:
+    def constant(self, expr: ast.Constant) -> Any:
         return self.bounded(expr, expr.value)
 
-    def name(self, expr: ast.Name, local: dict[str, Any]) -> Any:
-        if expr.id in local:
-            return self.of_data(expr, local[expr.id])
+    def name(self, expr: ast.Name) -> Any:
         node = self.lookup(expr.id)
         if node is None:
-            if expr.id in CALLS:
-                self.fault(expr, "is a function, not a value", f"write {expr.id}(...)")
-            self.budget.hints -= 1
-            names = list(self.known())[:1000] if self.budget.hints >= 0 else []
-            near = difflib.get_close_matches(expr.id, names, n=1, cutoff=0.6)
+            near = difflib.get_close_matches(expr.id, self.known(), n=1, cutoff=0.6)
             hint = f"did you mean {near[0]}?" if near else "text stands in quotes"
             self.fault(expr, "is not defined above or in a base", hint)
         if isinstance(node, Leaf):
@@ -155,166 +124,82 @@ class Evaluator:
             return node.value
         return node
 
-    def of_data(self, expr: ast.expr, value: Any) -> Any:
-        """Plain data in the form of a value: a dict becomes a Branch."""
-        if isinstance(value, dict):
-            self.budget.weigh(value)
-            return grow(value, self.origin(expr))
-        return value
-
-    def sequence(self, expr: ast.List | ast.Tuple, local: dict[str, Any]) -> list[Any] | tuple[Any, ...]:
-        values: list[Any] = []
-        for item in expr.elts:
-            if isinstance(item, ast.Starred):
-                values.extend(self.series(item.value, local))
-            else:
-                values.append(self.plain_value(item, local, marks=True))
+    def sequence(self, expr: ast.List | ast.Tuple) -> list[Any] | tuple[Any, ...]:
+        values = [self.plain_value(item) for item in expr.elts]
         return values if isinstance(expr, ast.List) else tuple(values)
 
-    def mapping(self, expr: ast.Dict | ast.Call, local: dict[str, Any]) -> Branch:
-        """A dict, as a literal or as `dict(...)`; every faulty entry is reported."""
-        if isinstance(expr, ast.Dict):
-            parts: list[tuple[ast.expr | str | None, ast.expr]] = list(zip(expr.keys, expr.values, strict=True))
-        else:
-            if len(expr.args) > 1:
-                self.fault(expr, "takes at most one dict besides its keys", "write dict(name, key=value)")
-            parts = [(None, argument) for argument in expr.args]
-            parts += [(keyword.arg, keyword.value) for keyword in expr.keywords]
+    def call(self, expr: ast.Call) -> Branch:
+        """`dict(...)`, the only call there is."""
+        if not isinstance(expr.func, ast.Name) or expr.func.id != "dict":
+            self.fault(expr, "is a call, and a configuration is never executed", "only dict(key=value) is known")
+        if len(expr.args) > 1:
+            self.fault(expr, "takes at most one dict besides its keys", "write dict(name, key=value)")
+        unpacked: list[tuple[str | None, ast.expr]] = [(None, argument) for argument in expr.args]
+        return self.mapping(expr, unpacked + [(keyword.arg, keyword.value) for keyword in expr.keywords])
+
+    def braces(self, expr: ast.Dict) -> Branch:
+        return self.mapping(expr, list(zip(expr.keys, expr.values, strict=True)))
+
+    def mapping(self, expr: ast.expr, parts: list[tuple[Any, ast.expr]]) -> Branch:
+        """A dict of (key, value), or (None, dict to unpack); every faulty entry is reported."""
         items: list[tuple[object, Node]] = []
         failed = False
-        for name, item in parts:
+        for key, item in parts:
             try:
-                if name is None:
-                    items.extend(self.entries(item, local))
-                    continue
-                key = name if isinstance(name, str) else self.key(name, local)
-                items.append((key, self.node(item, local)))
+                if key is None:
+                    items += self.entries(item)
+                else:
+                    items.append((key if isinstance(key, str) else self.key(key), self.node(item)))
             except Stop:
                 failed = True
         if failed:
             raise Stop
-        return self.make_branch(expr, items)
-
-    def key(self, expr: ast.expr, local: dict[str, Any]) -> str | int:
-        key = self.plain_value(expr, local)
-        if isinstance(key, bool) or not isinstance(key, (str, int)):
-            self.fault(expr, "cannot be a key", "a key is text or a whole number")
-        return key
-
-    def make_branch(self, expr: ast.expr, items: list[tuple[object, Node]]) -> Branch:
-        self.budget.take(len(items))
         try:
             return branch(items, self.origin(expr))
         except ValueError as error:
             self.fault(expr, str(error))
 
-    def entries(self, expr: ast.expr, local: dict[str, Any]) -> list[tuple[object, Node]]:
+    def key(self, expr: ast.expr) -> str | int:
+        key = self.value(expr)
+        if isinstance(key, bool) or not isinstance(key, (str, int)):
+            self.fault(expr, "cannot be a key", "a key is text or a whole number")
+        return key
+
+    def entries(self, expr: ast.expr) -> list[tuple[object, Node]]:
         """The entries of a dict that is unpacked or copied."""
-        value = self.value(expr, local)
+        value = self.value(expr)
         if not isinstance(value, Branch):
             self.fault(expr, "is not a dict", "only a dict can be unpacked into a dict")
         return list(value.items.items())
 
-    def series(self, expr: ast.expr, local: dict[str, Any]) -> list[Any] | tuple[Any, ...] | range:
-        """The values that an unpacking or a comprehension runs over."""
-        if isinstance(expr, ast.Call) and isinstance(expr.func, ast.Name) and expr.func.id == "range":
-            return self.range_call(expr, local)
-        value = self.value(expr, local)
-        if not isinstance(value, (list, tuple)):
-            self.fault(expr, "is not a list", "write a list, a tuple or range(...)")
-        self.budget.take(len(value))
-        return value
-
-    def range_call(self, expr: ast.Call, local: dict[str, Any]) -> range:
-        bounds = [self.value(argument, local) for argument in expr.args]
-        whole = all(isinstance(bound, int) and not isinstance(bound, bool) for bound in bounds)
-        if expr.keywords or not 1 <= len(bounds) <= 3 or not whole or (len(bounds) == 3 and bounds[2] == 0):
-            self.fault(expr, "is not a range", "write range(stop), range(start, stop) or range(start, stop, step)")
-        numbers = range(*bounds)
-        self.budget.take(len(numbers[: MAX_CELLS + 1]))  # the length of a longer one may be more than Python can say
-        return numbers
-
-    def call(self, expr: ast.Call, local: dict[str, Any]) -> Any:
-        function = expr.func.id if isinstance(expr.func, ast.Name) else None
-        if function == "dict":
-            return self.mapping(expr, local)
-        if function == "range":
-            self.fault(expr, "stands outside of a comprehension, list(...) and tuple(...)", "write list(range(...))")
-        if function not in ("list", "tuple"):
-            self.fault(expr, "is a call, and a configuration is never executed", "dict(), list() and tuple() are known")
-        if expr.keywords or len(expr.args) > 1:
-            self.fault(expr, f"takes one list, tuple or range, as {function}(range(5))")
-        values = self.series(expr.args[0], local) if expr.args else ()
-        return list(values) if function == "list" else tuple(values)
-
-    def comprehension(self, expr: ast.ListComp | ast.DictComp, local: dict[str, Any]) -> Any:
-        scopes = self.scopes(expr.generators, local)
-        if isinstance(expr, ast.ListComp):
-            return [self.plain_value(expr.elt, scope, marks=True) for scope in scopes]
-        return self.make_branch(expr, [(self.key(expr.key, scope), self.node(expr.value, scope)) for scope in scopes])
-
-    def scopes(self, loops: list[ast.comprehension], local: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The variables of each turn of nested loops."""
-        if not loops:
-            yield local
-            return
-        loop, *inner = loops
-        if loop.ifs or loop.is_async or not isinstance(loop.target, ast.Name):
-            self.fault(loop.target, "is not a loop that is known here", "write `for name in ...`, without `if`")
-        for value in self.series(loop.iter, local):
-            self.budget.take(1 + len(local))
-            yield from self.scopes(inner, {**local, loop.target.id: value})
-
-    def subscript(self, expr: ast.Subscript, local: dict[str, Any]) -> Any:
-        if isinstance(expr.slice, ast.Slice):
-            self.fault(expr, "takes a part of a list", "slices are not known; write the part itself")
-        holder = self.value(expr.value, local)
-        index = self.plain_value(expr.slice, local)
-        if isinstance(holder, Branch):
-            if isinstance(index, bool) or not isinstance(index, (str, int)) or index not in holder.items:
-                keys = ", ".join(shown(key) for key in list(holder.items)[:12])
-                self.fault(
-                    expr, f"the dict has no key {shown(index)}", f"its keys are {keys}" if keys else "it is empty"
-                )
-            item = holder.items[index]
-            if isinstance(item, Leaf):
-                self.sources[self.source(expr)] = item.origin
-                return item.value
-            return item
-        if not isinstance(holder, (list, tuple)):
-            self.fault(expr, "only an entry of a dict, a list or a tuple can be taken")
-        if isinstance(index, bool) or not isinstance(index, int) or not -len(holder) <= index < len(holder):
-            self.fault(expr, f"there is no entry {shown(index)}", f"the list has {len(holder)} entries")
-        return self.of_data(expr, holder[index])
-
-    def unary(self, expr: ast.UnaryOp, local: dict[str, Any]) -> Any:
+    def unary(self, expr: ast.UnaryOp) -> Any:
         if not isinstance(expr.op, (ast.UAdd, ast.USub)):
-            self.fault(expr, "is no arithmetic", "the signs are + and -")
-        value = self.plain_value(expr.operand, local)
+            self.fault(expr, "is not arithmetic", "the signs are + and -")
+        value = self.value(expr.operand)
         if not is_number(value):
-            self.fault(expr, "is no number", "a sign stands before a number")
+            self.fault(expr, "is not a number", "a sign stands before a number")
         return -value if isinstance(expr.op, ast.USub) else value
 
-    def binary(self, expr: ast.BinOp, local: dict[str, Any]) -> Any:
+    def binary(self, expr: ast.BinOp) -> Any:
         if type(expr.op) not in OPERATORS:
-            self.fault(
-                expr, "is no arithmetic", "the operators are " + " ".join(sign for sign, _ in OPERATORS.values())
-            )
+            signs = " ".join(sign for sign, _ in OPERATORS.values())
+            self.fault(expr, "is not arithmetic", f"the operators are {signs}")
         symbol, function = OPERATORS[type(expr.op)]
-        left, right = self.plain_value(expr.left, local), self.plain_value(expr.right, local)
+        left, right = self.plain_value(expr.left), self.plain_value(expr.right)
         if is_number(left) and is_number(right):
             return self.arithmetic(expr, function, left, right)
-        if symbol == "+" and type(left) is type(right) and isinstance(left, (str, list, tuple)):
-            self.budget.take((len(left) + len(right)) // (64 if isinstance(left, str) else 1))
-            return left + right
         if symbol == "*" and isinstance(right, (str, list, tuple)):
             left, right = right, left
-        if symbol == "*" and isinstance(left, (str, list, tuple)) and type(right) is int:
-            count = max(right, 0) if left else 0  # Python refuses a count that no index holds, even of nothing
-            self.budget.take(len(left) * count // (64 if isinstance(left, str) else 1))
-            return left * count
-        kinds = f"{type(left).__name__} and {type(right).__name__}"
-        self.fault(expr, f"cannot be computed: {symbol} of {kinds}", "take two numbers, or two values of one kind")
+        if symbol == "+" and type(left) is type(right) and isinstance(left, (str, list, tuple)):
+            size = len(left) + len(right)
+        elif symbol == "*" and isinstance(left, (str, list, tuple)) and type(right) is int:
+            size = max(len(left), 1) * abs(right)
+        else:
+            kinds = f"{type(left).__name__} and {type(right).__name__}"
+            self.fault(expr, f"cannot be computed: {symbol} of {kinds}", "take two numbers, or two values of one kind")
+        if size > MAX_SIZE:
+            self.fault(expr, f"is too large: a value has at most {MAX_SIZE:,} entries and characters")
+        return function(left, right)
 
     def arithmetic(self, expr: ast.BinOp, function: Callable[[Any, Any], Any], left: Any, right: Any) -> int | float:
         whole = isinstance(left, int) and isinstance(right, int)
@@ -338,11 +223,8 @@ class Evaluator:
         ast.Name: name,
         ast.List: sequence,
         ast.Tuple: sequence,
-        ast.Dict: mapping,
+        ast.Dict: braces,
         ast.Call: call,
-        ast.ListComp: comprehension,
-        ast.DictComp: comprehension,
-        ast.Subscript: subscript,
         ast.UnaryOp: unary,
         ast.BinOp: binary,
     }

@@ -22,13 +22,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from longtake.config.evaluator import Budget, Evaluator, Stop
+from longtake.config.evaluator import Evaluator, Stop
 from longtake.config.faults import ConfigError, Fault
 from longtake.config.reader import BASE, Source, Statement, read_source, shown_path
 from longtake.config.tree import Branch, Node, Origin, merge, settled
 from longtake.presets import find_preset, published_preset
-
-MAX_FILES = 100  # of one configuration; a base that two files name is read for each
 
 Report = Callable[[Fault], None]
 Find = Callable[[Path], Path | None]  # where a base that does not exist is in its stead; None: nowhere
@@ -59,23 +57,16 @@ class Layer:
         return next(base.origin_of(name) for base in self.bases if name in base.names)
 
 
-def open_layers(
-    path: Path, report: Report, find: Find | None = None, chain: tuple[Path, ...] = (), opened: list[Path] | None = None
-) -> Layer:
+def open_layers(path: Path, report: Report, find: Find | None = None, chain: tuple[Path, ...] = ()) -> Layer:
     """Read a file and, recursively, its bases. Raises ConfigError, with every reason, where one cannot be read; reports
     a name that two bases assign, since neither is above the other."""
-    opened = [] if opened is None else opened
-    opened.append(path)
-    if len(opened) > MAX_FILES:
-        rule = f"is one base too many: a configuration has at most {MAX_FILES} files"
-        raise ConfigError([Fault(shown_path(path), "", rule)])
     source = read_source(path, report)
     bases: list[Layer] = []
     faults: list[Fault] = []
     for name in source.bases:
         try:
             base = base_path(path, name, source, chain, find)
-            bases.append(open_layers(base, report, find, (*chain, path), opened))
+            bases.append(open_layers(base, report, find, (*chain, path)))
         except ConfigError as error:
             faults += error.faults
     if faults:
@@ -118,7 +109,8 @@ class Binding:
     """Finds the values of a stack of layers by the two rules above."""
 
     def __init__(self, top: Layer, report: Report) -> None:
-        self.top, self.report, self.budget = top, report, Budget()
+        self.top = top
+        self.report = report
         self.merged: dict[tuple[Layer, str, int | None], Node] = {}
         self.evaluated: dict[tuple[Layer, int], Node | None] = {}  # None: faulty, and reported
         self.settled: dict[int, tuple[Branch, Node]] = {}  # by the id of the first of the pair, which is kept alive
@@ -203,7 +195,7 @@ class Binding:
             return {*above, *(name for base in layer.bases for name in base.names)}
 
         lookup = partial(self.reference, layer, index)
-        return Evaluator(source.file, source.lines, lookup, known, self.budget, self.report)
+        return Evaluator(source.file, source.lines, lookup, known, self.report)
 
     def reference(self, layer: Layer, index: int, name: str) -> Node | None:
         """The value of a name in the expression of statement `index`. None where it is not defined there."""

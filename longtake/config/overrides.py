@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from longtake.config.evaluator import MAX_LEVELS, Budget, Evaluator, Stop
+from longtake.config.evaluator import MAX_LEVELS, Evaluator, Stop
 from longtake.config.faults import Fault, shown
 from longtake.config.reader import parse_python
 from longtake.config.schema import entries_of, forms_at, kinds
-from longtake.config.tree import Branch, Key, KeyPath, Node, Origin, dotted, grow, merge, number_key, plain
+from longtake.config.tree import Branch, Key, KeyPath, Leaf, Node, Origin, dotted, grow, merge, number_key, plain
 
 SEGMENT = r"""[^\s.="']+|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'"""
 NAME = re.compile(rf"--(?P<name>(?:{SEGMENT})(?:\.(?:{SEGMENT}))*)(?:=(?P<text>.*))?", re.DOTALL)
@@ -158,16 +158,14 @@ def parse_number(text: str) -> int | float | None:
 
 def python_value(text: str) -> tuple[bool, Any]:
     """Whether a text is a list, a tuple, a dict or a quoted text in Python notation; and its value."""
-    if not text.strip().startswith(("[", "(", "{", '"', "'", "dict(", "list(", "tuple(")):
+    if not text.strip().startswith(("[", "(", "{", '"', "'", "dict(")):
         return False, None
+    words = {name: Leaf(value, Origin("flag")) for word, value in WORDS.items() for name in (word, word.capitalize())}
+    evaluator = Evaluator("flag", [], lookup=words.get, known=list, report=lambda fault: None)
     try:
         expr = parse_python(text.strip(), "eval").body
         if not isinstance(expr, (ast.List, ast.Tuple, ast.Dict, ast.Constant, ast.Call)):
             return False, None
-        words = {name: value for word, value in WORDS.items() for name in (word, word.capitalize())}
-        evaluator = Evaluator("flag", [], lambda name: None, list, Budget(), lambda fault: None)
-        value = evaluator.value(expr, words)
-        evaluator.budget.weigh(value)
-        return True, plain(value, marks=True) if isinstance(value, Branch) else value
+        return True, plain(evaluator.statement(expr), marks=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError, Stop):
         return False, None

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from longtake.config.evaluator import ALLOWED, CALLS, MAX_LEVELS, Budget, Evaluator, Stop, scalar_fault
+from longtake.config.evaluator import MAX_SIZE, Evaluator, Stop, scalar_fault, size_fault
 from longtake.config.faults import ConfigError, Fault, shorten, shown
 from longtake.config.tree import DELETE, Node, Origin, grow
 from longtake.small_files import read_small
 
-MAX_BYTES = 250_000  # of a file
-MAX_DOTS = 400  # in a line of TOML, whose parser takes as many steps for every line below it
 BASE = "_base_"
 
 
@@ -65,7 +63,7 @@ def read_text(path: Path) -> str:
     try:
         if path.suffix not in (".py", ".toml"):
             raise ValueError("the name of a configuration file must end in .py or .toml")
-        data = read_small(path, MAX_BYTES)
+        data = read_small(path, MAX_SIZE)
         return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
@@ -98,8 +96,7 @@ def parse_python(text: str, mode: str) -> Any:
 
 def read_statement(line: ast.stmt, source: Source, report: Callable[[Fault], None]) -> None:
     """Take one line of a Python-syntax file: assignments and free-standing text are known."""
-    # No names in sight: this evaluator shows what is wrong and works out `_base_`.
-    evaluator = Evaluator(source.file, source.lines, lambda name: None, list, Budget(), report)
+    evaluator = Evaluator(source.file, source.lines, lookup=lambda name: None, known=list, report=report)
     origin = evaluator.origin(line)
     if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str):
         return
@@ -109,16 +106,14 @@ def read_statement(line: ast.stmt, source: Source, report: Callable[[Fault], Non
     names = [target.id for target in targets if isinstance(target, ast.Name)]
     try:
         if not names or len(names) != len(targets):
-            evaluator.fault(line, "is not an assignment to a name", f"write name = value; {ALLOWED}")
+            evaluator.fault(line, "is not an assignment to a name", "write name = value")
         for name in names:
-            if name in CALLS:
-                evaluator.fault(line, f"gives a new meaning to {name}", "choose another name")
             if name == DELETE:
                 evaluator.fault(line, "stands alone", f"{DELETE}=True belongs inside the dict that replaces its base")
             if name != BASE:
                 source.statements.append(Statement(name, origin, expr=line.value))
                 continue
-            paths = evaluator.plain_value(line.value, {})
+            paths = evaluator.plain_value(line.value)
             try:
                 add_bases(paths, origin, source)
             except ValueError as error:
@@ -141,8 +136,6 @@ def read_toml(text: str, source: Source, report: Callable[[Fault], None]) -> Non
     """Take the keys of a TOML file; messages name the file. Raises ConfigError for a syntax error."""
     origin = Origin(source.file)
     try:
-        if max(line.count(b".") for line in source.lines) > MAX_DOTS:
-            raise ValueError(f"a line has more than {MAX_DOTS} dots")
         table = tomllib.loads(text)
     except (ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(placeholder_faults(source) or [toml_fault(error, source)]) from None
@@ -153,6 +146,8 @@ def read_toml(text: str, source: Source, report: Callable[[Fault], None]) -> Non
                 continue
             if name.startswith("_"):
                 raise ValueError("is no key: names that start with _ are the variables of Python files")
+            if rule := size_fault(value):
+                raise ValueError(rule)
             check_toml(value)
             source.statements.append(Statement(name, origin, node=grow(value, origin)))
         except ValueError as error:
@@ -181,12 +176,10 @@ def toml_fault(error: Exception, source: Source) -> Fault:
     return Fault(place, text, f"is not TOML ({error})", "text stands in quotes, tables in [brackets]")
 
 
-def check_toml(value: Any, level: int = 1) -> None:
+def check_toml(value: Any) -> None:
     """Raises ValueError for a value of a TOML file that a configuration cannot hold."""
-    if level > MAX_LEVELS:
-        raise ValueError(f"is nested too deeply: a value has at most {MAX_LEVELS} levels")
     if isinstance(value, (list, dict)):
         for part in value.values() if isinstance(value, dict) else value:
-            check_toml(part, level + 1)
+            check_toml(part)
     elif rule := scalar_fault(value):
         raise ValueError(f"{rule}; write dates and the like as text in quotes")

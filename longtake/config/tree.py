@@ -15,7 +15,6 @@ KeyPath = tuple[Key, ...]
 DELETE = "_delete_"  # a dict with this key set to True replaces what it would be merged into
 WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # text that stands for an int key, one spelling for each number
 PLAIN_KEY = re.compile(r"[^\s.=\"'-]+")  # text that needs no quotes in a dotted name
-MAX_SOURCES = 4  # how many names an origin mentions
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Origin:
         for name, origin in used.items():
             sources[name, origin.place] = None
             sources.update(dict.fromkeys(source for source in origin.sources if source[1].startswith("--")))
-        return Origin(self.place, tuple(sources)[:MAX_SOURCES])
+        return Origin(self.place, tuple(sources))
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def test_a_key_that_takes_a_list_takes_the_entries_of_all_its_flags() -> None:
 
 def test_the_notation_that_a_refusal_advises_can_be_typed() -> None:
     assert tree_of("--bucket_config", "dict()", "--tags", "dict(a='b')", schema=Run)["tags"] == {"a": "b"}
-    assert tree_of("--x", "dict(t2v=1, head=dict(a=list((1, 2))))") == {"x": {"t2v": 1, "head": {"a": [1, 2]}}}
+    assert tree_of("--x", "dict(t2v=1, head=dict(a=[1, 2]))") == {"x": {"t2v": 1, "head": {"a": [1, 2]}}}
     assert tree_of("--name", "dict(a=1)", schema=Run) == {"name": "dict(a=1)"}  # text where only text fits
     assert tree_of("--x", "dict(a=open('f'))") == {"x": "dict(a=open('f'))"}  # nothing is called
 

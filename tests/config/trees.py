@@ -7,9 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True).filter(
-    lambda name: name not in ("dict", "list", "tuple", "range") and not iskeyword(name)
-)
+NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True).filter(lambda name: not iskeyword(name))
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
