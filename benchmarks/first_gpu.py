@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+RATES = "cache/longtake/rates"  # in the folder of scratch, where the jobs' `longtake plan` reads them
 AT_ONCE = max(2, min(6, os.cpu_count() or 1))
 # Reads process groups, and kills them at the end of its input: when the runner ends, in any way
 GUARD = """import os, signal, sys
@@ -35,9 +36,8 @@ class Running:
         self.end = min(self.start + job.limit, end - job.grace)
         self.log = (scratch / f"{job.name.replace('/', '_')}.log").open("w+b")
         streams = {"stdin": subprocess.DEVNULL, "stdout": self.log, "stderr": subprocess.STDOUT}
-        env = env | {"TORCHINDUCTOR_COMPILE_THREADS": "16" if job.alone else "4"}
-        command = [sys.executable, *job.arguments]
-        self.process = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True, **streams)
+        streams |= {"env": env | {"TORCHINDUCTOR_COMPILE_THREADS": "16" if job.alone else "4"}}
+        self.process = subprocess.Popen([sys.executable, *job.arguments], cwd=ROOT, start_new_session=True, **streams)
 
     def has_ended(self):
         now = time.monotonic()
@@ -138,9 +138,11 @@ def main():
     out = Path(os.environ.get("OUT", "outputs/first_gpu")).absolute()
     scratch = Path(os.environ.get("SCRATCH", "outputs/first_gpu_scratch")).absolute()
     shutil.rmtree(scratch, ignore_errors=True)
-    for folder in (out, scratch):
+    for folder in (out, scratch / RATES):
         folder.mkdir(parents=True, exist_ok=True)
     before = json.load(arguments.again) if arguments.again else {"jobs": {}}
+    for file in Path(arguments.again.name).parent.glob("*-*-[0-9]*.json") if arguments.again else ():
+        shutil.copy(file, scratch / RATES)
     results = {"commit": os.environ.get("LONGTAKE_COMMIT", "unknown"), "arguments": sys.argv[1:], "jobs": {}}
     name = "gpu_only" if arguments.only else "gpu_second" if arguments.second else "gpu_first"
     log = (out / f"{name}.log").open("w", encoding="utf-8")
@@ -153,11 +155,10 @@ def main():
         (out / "unfinished").replace(out / f"{name}.json")
 
     jobs, env = choose_jobs(arguments, scratch, before["jobs"]), environment(scratch, arguments.tiny)
-    run_jobs(jobs, env, scratch, arguments.seconds, finish)
-    with suppress(FileNotFoundError):
-        shutil.copy(scratch / "tests.xml", out / "gpu_tests.xml")
-    summary.write(out, scratch, [before, results])
+    run_jobs(jobs, {**env, "OUT": str(out)}, scratch, arguments.seconds, finish)
+    summary.write(out, scratch / RATES, [before, results])
     print((out / "gpu_summary.md").read_text())
+    sys.exit(any(job["outcome"] != "ok" for job in results["jobs"].values()))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def first(scratch, tiny):
 def second(scratch, tiny):
     """Timed jobs, then the GPU tests and a video of each family side by side."""
     names = ["chain", "varlen", "lora", "fused"][: 4 if (ROOT / "longtake/models/fused_kernels.py").exists() else 3]
-    tests = [*PYTEST, "-n", "4", "--continue-on-collection-errors", f"--junitxml={scratch}/tests.xml"]
+    tests = [*PYTEST, "-n", "4", "--continue-on-collection-errors", "--junitxml=$OUT/gpu_tests.xml"]
     tests += [*(["--collect-only"] if tiny else []), *_files_with("pytest.mark.gpu")]
     jobs = [*(_timed(name, scratch, tiny) for name in names), Job("tests", tests, 120, 245, grace=16)]
     return [*jobs, *(_training("video", family, scratch, tiny) for family in FAMILIES)]
@@ -71,5 +71,4 @@ def _training(way, family, scratch, tiny):
 
 
 def _files_with(text):
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
-    return [str(file.relative_to(ROOT)) for file in files if text in file.read_text(encoding="utf-8")]
+    return sorted(str(x.relative_to(ROOT)) for x in (ROOT / "tests").rglob("test_*.py") if text in x.read_text())

@@ -5,7 +5,7 @@ import json
 COMPARED = {"GiB": ("peak_bytes", "forecast_bytes", 2**30), "ms": ("step_ms", "forecast_ms", 1)}  # ms: of jobs alone
 
 
-def write(out, scratch, runs):
+def write(out, rates_folder, runs):
     jobs = {name: job for run in runs for name, job in run["jobs"].items()}
     machine = next((job["machine"] for job in jobs.values() if job.get("machine")), {})
     outcomes, failures, compared, trainings = [], [], [], []
@@ -27,7 +27,7 @@ def write(out, scratch, runs):
     lines += [*_table("job | outcome | seconds | alone", outcomes), *failures]
     lines += _table("of | measured | forecast | forecast / measured", compared)
     lines += _table("training | recompiles | graph breaks | host waits from step 4 on", trainings)
-    for file in (scratch / "cache/longtake/rates").glob("*.json"):
+    for file in rates_folder.glob("*.json"):
         rates = _sustained(json.loads(file.read_text()), jobs)
         (out / file.name).write_text(json.dumps(rates, indent=1) + "\n")
         lines += _table(f"rate in {file.name} | FLOP/s, bytes/s or seconds", list(rates.items()))

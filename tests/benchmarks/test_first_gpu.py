@@ -30,6 +30,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
     first_gpu = import_module("first_gpu")
     for module in ("schedule", "summary"):
         monkeypatch.setattr(first_gpu, module, import_module(f"gpu_jobs.{module}"), raising=False)
+    monkeypatch.setattr(first_gpu, "gpu_packages", import_module("gpu_packages"), raising=False)
     return first_gpu
 
 
@@ -179,7 +180,7 @@ def test_rates_come_from_timed_jobs_and_are_those_of_a_plan(
         "attention": blank | {"figures": {"runs": attention}},
         "eager/cogvideox": blank | {"facts": memory, "alone": False},
     }
-    runner.summary.write(tmp_path, tmp_path, [{"commit": "c", "jobs": jobs}])
+    runner.summary.write(tmp_path, tmp_path / runner.RATES, [{"commit": "c", "jobs": jobs}])
     (written,) = tmp_path.glob("h100-*.json")
     shutil.copy(written, tmp_path / "cache/longtake/rates")
     rates = measured_rates("h100")
@@ -189,6 +190,29 @@ def test_rates_come_from_timed_jobs_and_are_those_of_a_plan(
     summary = (tmp_path / "gpu_summary.md").read_text()
     assert re.search(r"eager/cogvideox.*GiB \| 2.00 \| 1.00 \| 0.50", summary)
     assert not re.search(r"eager/cogvideox.*ms", summary), "it did not run alone"
+
+
+@pytest.mark.parametrize(("code", "status"), [("", 0), ("raise ValueError", 1)], ids=["ok", "failed"])
+def test_exit_status_tells_of_failed_jobs_once_all_files_are_there(
+    runner: Any, code: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, out = tmp_path / "before", tmp_path / "out"
+    before.mkdir()
+    (before / "gpu_first.json").write_text('{"jobs": {}}')
+    (before / "h100-2.11.0+cu130-2.json").write_text('{"products": 5e14, "attention": {}}')
+    monkeypatch.setenv("OUT", str(out))
+    monkeypatch.setenv("SCRATCH", str(tmp_path / "scratch"))
+    line = ["first_gpu.py", "--tiny", "--second", "--again", str(before / "gpu_first.json")]
+    monkeypatch.setattr(sys, "argv", line)
+    report = "import os; open(os.environ['OUT'] + '/gpu_tests.xml', 'w')"
+    jobs = [job(runner, "tested", code), job(runner, "tests", report)]
+    monkeypatch.setattr(runner, "choose_jobs", lambda *given: jobs)
+    with pytest.raises(SystemExit) as end:
+        runner.main()
+    assert int(end.value.code) == status
+    names = {"gpu_second.json", "gpu_second.log", "gpu_summary.md", "gpu_tests.xml", "h100-2.11.0+cu130-2.json"}
+    assert {file.name for file in out.iterdir()} == names
+    assert "500000000000000" in (out / "gpu_summary.md").read_text(), "rates of the first command"
 
 
 def test_program_and_its_jobs_stay_small() -> None:
