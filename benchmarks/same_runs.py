@@ -44,6 +44,14 @@ SAME_MACHINE = ("processor", "torch")
 SERVER = Path(__file__).with_name("forked_commands.py")
 
 
+class CommandError(SystemExit):
+    """A `longtake` command failed."""
+
+    def __init__(self, arguments: Sequence[str], codes: Sequence[int], output: str) -> None:
+        super().__init__(f"longtake {' '.join(arguments)} ended with {codes}:\n{output[-6000:]}")
+        self.output = output
+
+
 class Tree:
     """A checkout, a process that runs its `longtake` commands, and a folder with clips and outputs."""
 
@@ -67,14 +75,13 @@ class Tree:
         self.names_level = "\n    recompute:" in config
 
     def longtake(self, *arguments: str, processes: int = 1) -> None:
-        """Run one command in the folder. Exits with its output if it fails."""
+        """Run one command in the folder. Raises `CommandError` if it fails."""
         self.log.unlink(missing_ok=True)
         command = {"arguments": arguments, "folder": str(self.folder), "processes": processes, "log": str(self.log)}
         assert self._server.stdin is not None
         print(json.dumps(command | {"port": _free_port()}), file=self._server.stdin, flush=True)
         if any(codes := self._answer()):
-            output = self.log.read_text(encoding="utf-8")
-            raise SystemExit(f"longtake {' '.join(arguments)} ended with {codes}:\n{output[-6000:]}")
+            raise CommandError(arguments, codes, self.log.read_text(encoding="utf-8"))
 
     def close(self) -> None:
         self._server.communicate()
