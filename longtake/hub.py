@@ -84,7 +84,9 @@ def download_published(name: str, key: str) -> bool:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError:
-        raise UserError(f"{place}, and huggingface_hub is not installed; pip install 'longtake[encoders]'") from None
+        raise UserError(
+            f"{place}, and huggingface_hub is not installed; pip install '.[encoders]' in Longtake's folder"
+        ) from None
     try:
         snapshot_download(home.repository, local_dir=home.folder, allow_patterns=list(home.files))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
@@ -117,10 +119,15 @@ def find_files(name: str, key: str, wanted: Sequence[Sequence[str]], cache_dir: 
     except ImportError as error:
         raise UserError(
             f"{key} = {name!r}: is no file or folder here, and to look on the Hugging Face hub needs a library that is "
-            f"not installed ({error.name or error}); pip install 'longtake[encoders]'"
+            f"not installed ({error.name or error}); pip install '.[encoders]' in Longtake's folder"
         ) from None
     owner, repository, *file = name.split("/", 2)
     return _from_hub(f"{owner}/{repository}", file, wanted, key, name, cache_dir)
+
+
+def may_be_fetched(name: str) -> bool:
+    """Whether weights of this name, where they are not on this machine, may come from the hub."""
+    return not _is_offline() and (is_hub_name(name) or published_home(Path(name).expanduser()) is not None)
 
 
 def _is_offline() -> bool:

@@ -27,7 +27,7 @@ from longtake.generate.requests import (
     windows_taken,
 )
 from longtake.generate.sample import edited, in_segments
-from longtake.system import find_encoders
+from longtake.system import find_encoders, missing_files, raise_missing
 from longtake.system.pretrained import open_pretrained
 
 
@@ -46,6 +46,7 @@ def check_request(config: GenerateConfig) -> list[str]:
         raise in_one_sentence(place, faults, "name other files" if config.prompts is None else TABLE_FIX)
     doubts = list(dict.fromkeys(_cut_references(prompts, config)))
     doubts += _unread_negatives(prompts, config)
+    raise_missing([fault for part in (config, *stills) for fault in missing_files(part)])
     doubts += _check_weights(config, prompts) + [line for part in stills for line in _check_weights(part, ())]
     for part in (config, *stills):  # last, since this downloads from the hub
         find_encoders(part)

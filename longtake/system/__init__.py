@@ -18,6 +18,8 @@ if TYPE_CHECKING:
         encoders_on_host,
         find_encoders,
         flat_captions,
+        missing_files,
+        raise_missing,
         refuse_sharded_text,
         set_tf32,
     )

@@ -5,6 +5,7 @@ Which text encoders there are, and what their embeddings are called, the family 
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,11 @@ from longtake.data import EncoderFacts, of_window, to_unit
 from longtake.data.latents.source import UnusableLatents, load_tensors
 from longtake.data.rules import MASK, Companion
 from longtake.families import Text
+from longtake.hub import may_be_fetched
 from longtake.system.config import SystemConfig
 from longtake.transfer import to_device
 from longtake.weights import WeightFiles
+from longtake.weights.files import find_denoiser
 
 C = TypeVar("C", bound=SystemConfig)
 CaptionEncoders = Mapping[str, encoders.TextEncoder]  # by condition
@@ -268,13 +271,42 @@ def encoder_sections(config: SystemConfig) -> tuple[str, ...]:
 
 
 def find_encoders(config: SystemConfig) -> None:
-    """Looks for the files of all encoders, here and on the hub, largest last. Raises `UserError` where one is
-    missing."""
+    """Looks for the files of all encoders, here and on the hub, largest last. Raises `UserError` that names every one
+    that is missing."""
     first, *texts = encoder_sections(config)
-    for key in (first, *reversed(texts)):
+    raise_missing(_missing_encoders(config, (first, *reversed(texts)), lambda name: True))
+
+
+def _missing_encoders(config: SystemConfig, keys: Sequence[str], is_wanted: Callable[[str], bool]) -> list[str]:
+    """A sentence for each encoder whose files are missing, of those whose name is wanted."""
+    faults = []
+    for key in keys:
         section = getattr(config, key)
-        if (name := getattr(section, "from_pretrained", None)) is not None:
-            encoders.find_encoder(name, f"{key}.from_pretrained", section.cache_dir)
+        if (name := getattr(section, "from_pretrained", None)) is not None and is_wanted(name):
+            try:
+                encoders.find_encoder(name, f"{key}.from_pretrained", section.cache_dir)
+            except UserError as error:
+                faults.append(str(error))
+    return faults
+
+
+def missing_files(config: SystemConfig, with_encoders: bool = True) -> list[str]:
+    """A sentence for each of the denoiser's and the encoders' files that is neither here nor on the hub. Nothing is
+    downloaded: what the hub may have is left to `find_encoders`."""
+    faults, spec = [], config.model.from_pretrained
+    if spec is not None and not glob.has_magic(spec) and not may_be_fetched(spec):
+        try:
+            find_denoiser(spec)
+        except UserError as error:
+            faults.append(str(error))
+    keys = encoder_sections(config) if with_encoders else ()
+    return faults + _missing_encoders(config, keys, lambda name: not may_be_fetched(name))
+
+
+def raise_missing(faults: Sequence[str]) -> None:
+    """Raise `UserError` of these sentences, a line each, if there are any."""
+    if faults:
+        raise UserError("\n  ".join(faults))
 
 
 def encoders_on_host(config: C) -> C:

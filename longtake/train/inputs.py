@@ -31,7 +31,15 @@ from longtake.encode import FittingStore, choose_store, is_store, open_fitting_s
 from longtake.evaluate import FOLDER
 from longtake.parallel import BucketPeers, EntryKey, World, bucket_degrees
 from longtake.random import Purpose, uniforms
-from longtake.system import KnownDraw, System, refuse_sharded_text, stored_windows, wanted_draws
+from longtake.system import (
+    KnownDraw,
+    System,
+    missing_files,
+    raise_missing,
+    refuse_sharded_text,
+    stored_windows,
+    wanted_draws,
+)
 from longtake.train.config import RunConfig
 from longtake.train.cost import cost_model
 from longtake.train.folder import QUARANTINE_FILE
@@ -53,6 +61,25 @@ class RunData:
     def tables(self) -> tuple[ClipTable, ...]:
         """The tables of a mix, or the one there is."""
         return self.table.tables if isinstance(self.table, MixedTable) else (self.table,)
+
+
+def open_tables(config: RunConfig) -> tuple[Table, Table | None]:
+    """The table of clips, and that of held-out ones where one is named. Raises `UserError` that names every file of
+    the run that is missing, weights and encoders among them, before any is downloaded."""
+    tables: list[Table | None] = []
+    faults: list[str] = []
+    for opened in (
+        lambda: open_clips(config.dataset, config.sample_rules.columns),
+        lambda: open_held_out_table(config),
+    ):
+        try:
+            tables.append(opened())
+        except UserError as error:
+            faults.append(str(error))
+    raise_missing(faults + missing_files(config, with_encoders=config.dataset.latents is None))
+    table, held_out = tables
+    assert table is not None, "it was opened"
+    return table, held_out
 
 
 def open_held_out_table(config: RunConfig) -> Table | None:

@@ -19,7 +19,7 @@ from longtake import __version__
 from longtake.buckets import PassOrder
 from longtake.checkpoint import Clock, Frozen, RunState, keep_frozen, size_of
 from longtake.config import Dialect, dump_config
-from longtake.data import caption_lines, open_clips
+from longtake.data import caption_lines
 from longtake.durable import write_whole
 from longtake.evaluate import Validation, missing
 from longtake.parallel import Mesh, World, check_bucket_sequence, start_world
@@ -67,9 +67,9 @@ from longtake.train.heldout import HeldOut
 from longtake.train.inputs import (
     RunData,
     open_held_out,
-    open_held_out_table,
     open_latents,
     open_stream,
+    open_tables,
     settle_latents,
     slot_sizes_kept,
 )
@@ -164,8 +164,7 @@ class RunLaunch:
         parts.callback(first_step.done)
         mesh = Mesh.create(config.parallel, world)
         check_bucket_sequence(config.parallel, mesh.sequence)
-        table = world.on_all(lambda: open_clips(config.dataset, config.sample_rules.columns))
-        held_out = world.on_all(lambda: open_held_out_table(config))
+        table, held_out = world.on_all(lambda: open_tables(config))
         validation = plan_validations(config, world)
         with ExitStack() as until_the_first_step:
             with held_signals():

@@ -47,6 +47,16 @@ def test_a_run_that_is_no_run(capsys: Capture, tmp_path: Path) -> None:
     )
 
 
+def test_missing_files_of_a_run_are_named_together(capsys: Capture, tmp_path: Path) -> None:
+    keys = ("dataset.data_path", "model.from_pretrained", "ae.from_pretrained", "t5.from_pretrained")
+    places = [tmp_path / f"gone{number}.safetensors" for number, _ in enumerate(keys)]
+    flags = [word for key, place in zip(keys, places, strict=True) for word in (f"--{key}", str(place))]
+    code, _, error = run_command(capsys, ["train", "opensora_v2/stage1", *flags, "--clip.from_pretrained", tmp_path])
+    assert code == 2
+    named = [[place.name for place in places if place.name in line] for line in error.splitlines()]
+    assert named == [[place.name] for place in places]
+
+
 @pytest.mark.parametrize("name", ["256px", "t2i2v_768px"])
 def test_a_run_file_of_generation_is_told_from_one_of_training(capsys: Capture, name: str) -> None:
     preset = Path(__file__).parents[2] / "configs" / "opensora_v2" / "inference" / f"{name}.py"
