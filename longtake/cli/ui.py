@@ -27,6 +27,6 @@ def ui(
 ) -> None:
     """Open a page in the browser: make videos, watch and queue runs, look at clips and mend captions, train a LoRA.
 
-    It does nothing that these commands do not, and shows the command of each. Needs `pip install 'longtake[ui]'`.
+    It does nothing that these commands do not, and shows the command of each. Needs `pip install '.[ui]'`.
     """
     page.serve(roots, host, port, token, lambda line: track.make_console().print(line, soft_wrap=True))

@@ -106,7 +106,7 @@ def submit(job: SlurmJob, cluster: str = "slurm") -> str:
     try:
         import submitit
     except ImportError:
-        raise UserError("--slurm: submitit is not installed; pip install 'longtake[slurm]'") from None
+        raise UserError("--slurm: submitit is not installed; pip install '.[slurm]' in Longtake's folder") from None
     if cluster == "slurm":
         require_slurm()
     refused = (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError)

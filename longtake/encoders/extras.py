@@ -30,7 +30,7 @@ def needs_extra(key: str, value: str, extra: str = "encoders") -> Iterator[None]
     except ImportError as error:
         raise UserError(
             f"{key} = {value!r}: needs a library that is not installed ({error.name or error}); "
-            f"pip install 'longtake[{extra}]'"
+            f"pip install '.[{extra}]' in Longtake's folder"
         ) from None
     finally:
         for logger in loggers:

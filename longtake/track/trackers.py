@@ -177,7 +177,9 @@ class WeightsAndBiases(Tracker):
     @classmethod
     def wanted(cls, config: TrackingConfig) -> bool:
         if config.wandb and importlib.util.find_spec("wandb") is None:
-            raise UserError("wandb = True: Weights & Biases is not installed; pip install 'longtake[wandb]'")
+            raise UserError(
+                "wandb = True: Weights & Biases is not installed; pip install '.[wandb]' in Longtake's folder"
+            )
         return config.wandb
 
     def __init__(self, run: TrackedRun) -> None:

@@ -60,7 +60,9 @@ def serve(
         from gradio import mount_gradio_app
         from starlette.responses import FileResponse, PlainTextResponse
     except ImportError as error:
-        raise UserError(f"ui: {error.name or 'gradio'} is not installed; pip install 'longtake[ui]'") from None
+        raise UserError(
+            f"ui: {error.name or 'gradio'} is not installed; pip install '.[ui]' in Longtake's folder"
+        ) from None
     queue, place = Queue(roots.own / "queue"), _listen(host, port)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 

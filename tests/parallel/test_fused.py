@@ -138,7 +138,7 @@ def test_they_are_in_the_graphs_of_compiled_blocks_with_a_budget(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao: pip install 'longtake[fp8]'")
+@pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao: pip install '.[fp8]'")
 def test_products_in_float8_go_on_beside_them(tmp_path: Path) -> None:
     for name, facts in facts_of(IN_FLOAT8, tmp_path):
         assert within(facts["apart"], 1e-3), (name, facts)

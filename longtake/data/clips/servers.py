@@ -59,7 +59,7 @@ def _system_of(url: str) -> None:
             fsspec.get_filesystem_class(protocol)
         except ImportError as error:
             raise UserError(
-                f"{url}: fetching it needs a package that is not there ({error}); pip install 'longtake[remote]'"
+                f"{url}: needs a package that is not installed ({error}); pip install '.[remote]' in Longtake's folder"
             ) from error
         except ValueError as error:
             raise UserError(

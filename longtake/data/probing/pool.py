@@ -113,7 +113,7 @@ def ask_on_ray(ask: Callable[[str], Any], workers: int, files: Sequence[str]) ->
         import ray
         import ray.data
     except ImportError as error:
-        raise UserError("--engine ray: Ray is not installed; pip install 'longtake[ray]'") from error
+        raise UserError("--engine ray: Ray is not installed; pip install '.[ray]' in Longtake's folder") from error
     if not files:
         return
     if not ray.is_initialized():
