@@ -25,7 +25,9 @@ def show(context: typer.Context, run: Run = None) -> None:
     if of_generation:
         rows = config.describe(generate.read_generation(path, overrides, context.obj))
     else:
-        rows = config.describe(train.read_run(source, overrides, train.RunWithoutTable, context.obj))
+        resolved = train.read_run(source, overrides, train.RunWithoutTable, context.obj)
+        idle = {"lr"} if resolved.value.optim.schedule is not None else set()  # nothing reads it then
+        rows = [row for row in config.describe(resolved) if row.key not in idle]
     console = track.make_console()
     if console.is_terminal:
         print_table(console, ("key", "value", "from"), [(row.key, repr(row.value), row.origin) for row in rows])

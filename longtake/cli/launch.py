@@ -223,7 +223,7 @@ def name_and_folder(words: list[str], name: str | None) -> tuple[str, str]:
         source, overrides, dialect = found
         chosen, *_ = training.words_of_stages(source, overrides, dialect)
         config = training.read_run(source, chosen, training.RunWithoutTable, dialect).value
-        known = config.exp_name or Path(source).stem
+        known = training.new_name(config, source)
         return name or known, str(Path(config.outputs) / known)
     return cluster.name_and_folder(words, name)
 

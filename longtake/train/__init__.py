@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from longtake.train.compare import write_comparison
     from longtake.train.config import RunConfig, RunWithoutTable
     from longtake.train.curriculum import EXIT_OTHER_WORLD, train_all
+    from longtake.train.folder import new_name
     from longtake.train.health.interrupt import EXIT_NO_FIRST_STEP, ended_by_signals
     from longtake.train.health.launches import read_launches
     from longtake.train.health.watchdog import EXIT_HANG

@@ -15,6 +15,7 @@ from longtake.system import SystemConfig, unknown_name
 from longtake.track import TrackingConfig
 from longtake.train.optimizer.config import OptimizerConfig
 
+NUMBER = "{n}"  # in `exp_name`: the next free number of the folders in `outputs`
 _MOST_STEPS = 10**12
 
 
@@ -124,7 +125,11 @@ class RunConfig(SystemConfig, TrackingConfig):
     stage_number: int = Field(0, ge=0, description="number of the stage in its curriculum; part of every random key")
 
     outputs: str = Field("outputs", description="folder of run folders")
-    exp_name: str | None = Field(None, description="the run's folder name; default: date, time and config name")
+    exp_name: str | None = Field(
+        None,
+        description="the run's folder name, where {n} is the next free number of outputs, as in 007; default: date, "
+        "time and config name",
+    )
     log_every: int = Field(10, ge=1, description="steps between lines on the terminal and tracker points")
     ckpt_every: int = Field(0, ge=0, description="steps between checkpoints; 0: only at the end and on Ctrl-C")
     keep_n_latest: int = Field(-1, description="complete checkpoints kept; -1: all")

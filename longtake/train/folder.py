@@ -21,7 +21,7 @@ from longtake.contracts import UserError
 from longtake.durable import write_whole
 from longtake.processes import restarts
 from longtake.small_files import parse_json, read_small
-from longtake.train.config import RunConfig
+from longtake.train.config import NUMBER, RunConfig
 from longtake.train.run_file import CONFIG_FILE
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def _is_left(folder: Path) -> bool:
 
 def _numbered(name: str) -> re.Pattern[str]:
     """What folders of a name are called: the name, and later ones with a number."""
-    return re.compile(re.escape(name) + r"(-\d+)?")
+    return re.compile(re.escape(name).replace(re.escape(NUMBER), r"\d{3,}") + r"(-\d+)?")
 
 
 def _saved_name(folder: Path) -> str | None:
@@ -258,14 +258,30 @@ def _saved_name(folder: Path) -> str | None:
 
 def _new_folder(outputs: Path, name: str) -> Path:
     """Makes `outputs/name`, or with the first number that is not taken."""
-    number = 1
+    number = _next_number(outputs) if NUMBER in name else 1
     while True:
-        path = outputs / (name if number == 1 else f"{name}-{number}")
+        path = outputs / (_with_number(name, number) if NUMBER in name or number == 1 else f"{name}-{number}")
         try:
             path.mkdir(parents=True)
             return path
         except FileExistsError:
             number += 1
+
+
+def new_name(config: RunConfig, source: str) -> str:
+    """What the folder of a run would be called that starts now."""
+    name = config.exp_name or Path(source).stem
+    return _with_number(name, _next_number(Path(config.outputs))) if NUMBER in name else name
+
+
+def _with_number(name: str, number: int) -> str:
+    return name.replace(NUMBER, f"{number:03}")
+
+
+def _next_number(outputs: Path) -> int:
+    """One more than the highest number with which the name of a folder in `outputs` begins."""
+    numbers = [int(match[1]) for path in outputs.glob("*") if (match := re.match(r"(\d{3,6})-", path.name))]
+    return max(numbers, default=0) + 1
 
 
 def save_config(folder: Path, config: RunConfig) -> None:

@@ -27,7 +27,7 @@ from longtake.parallel import BucketPeers, ParallelConfig, World
 from longtake.random import hash64
 from longtake.small_files import parse_json
 from longtake.system import System
-from longtake.track import read_lines
+from longtake.track import make_console, read_lines, task_progress
 from longtake.train import RunConfig
 from longtake.train.heldout import HeldOut
 from longtake.train.inputs import RunData, Table, open_held_out, open_held_out_table
@@ -78,9 +78,13 @@ class Judge:
                 continue
             seen.add(weights)
             line: dict[str, Any] = {"step": step, "weights": weights}
+            console, name = make_console(), f"{self.run}: step {step}, {weights} weights"
             if self._held_out is not None:
-                line |= self._held_out.losses(lambda share: None, lambda: False) or {}
-            videos = self.validation.make(self._system, place_of(self.run, weights), step, self.world) or []
+                with task_progress(console, f"{name}, held-out loss") as show:
+                    line |= self._held_out.losses(show, lambda: False) or {}
+            with task_progress(console, f"{name}, videos") as show:
+                folder = place_of(self.run, weights)
+                videos = self.validation.make(self._system, folder, step, self.world, show) or []
             if videos:
                 line["videos"] = self._figures(videos) | self._own_figures(videos[0].path.parent)
             yield line, videos

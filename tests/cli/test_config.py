@@ -38,6 +38,12 @@ def test_a_flag_shows_what_follows_from_it(longtake, tmp_path: Path):
     assert "--lr" in line
 
 
+def test_rate_that_a_schedule_replaces_is_not_shown(longtake) -> None:
+    for stage, is_shown in (("lambda_3", True), ("lambda_4", False)):
+        _, out, _ = longtake("config", "show", f"opensora_v1_2/{stage}", "--dataset.data-path", "x.csv")
+        assert any(line.startswith("lr = ") for line in out.splitlines()) == is_shown
+
+
 def test_a_terminal_shows_the_same_as_a_table(longtake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     screen = io.StringIO()
     monkeypatch.setattr("longtake.track.make_console", lambda: Console(file=screen, force_terminal=True, width=60))

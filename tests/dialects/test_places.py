@@ -29,7 +29,7 @@ def test_an_old_path_is_found_in_its_new_place(
     (run,), heard = found(f"configs/diffusion/{folder}/{name}.py")
     assert Path(run).resolve() == FOLDER / "opensora_v2" / folder / f"{name}.py"
     assert Path(run).is_absolute() == (here == "elsewhere")
-    assert heard.lines == [f"configs/diffusion/{folder}/{name}.py: is {run} here"]
+    assert heard.lines == [f"configs/diffusion/{folder}/{name}.py: read as {run}"]
 
 
 def test_a_file_of_ones_own_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def test_a_file_in_the_old_words_is_the_preset_that_says_the_same(tmp_path: Path
     assert config.model.grad_ckpt_buffer_size == 50 * 2**30
     assert "53,687,091,200 bytes" in heard.of("grad_ckpt_buffer_size")
     preset, said = training(PRESET)
-    assert said.lines == [f"{PRESET}: is {_shown(FOLDER / 'opensora_v2' / 'train' / 'stage2.py')} here"]
+    assert said.lines == [f"{PRESET}: read as {_shown(FOLDER / 'opensora_v2' / 'train' / 'stage2.py')}"]
     assert config.parallel == preset.parallel.model_copy(update={"sequence_attention": "ring", "zero": 2})
     assert config.ae == preset.ae.model_copy(update={"sample_size": 256})  # the published, which are slower
     for key in ("optim", "dropout_ratio", "warmup_steps", "seed", "dtype", "epochs", "keep_n_latest"):

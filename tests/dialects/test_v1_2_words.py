@@ -85,6 +85,13 @@ def _tuples(entry: list[Any]) -> list[Any]:
     return [tuple(part) if isinstance(part, list) else part for part in entry]
 
 
+@pytest.fixture(autouse=True)
+def no_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has never seen `wandb login`."""
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
 def spoken(run: str | Path, *flags: str) -> tuple[RunConfig, Heard]:
     """The run that a command line of scripts/train.py means."""
     heard = Heard()
@@ -104,8 +111,37 @@ def differences(found: RunConfig, wanted: RunConfig) -> set[str]:
 @pytest.mark.parametrize("place", PLACES)
 def test_an_old_path_is_the_preset_of_that_stage(place: str) -> None:
     config, heard = spoken(f"configs/opensora-v1-2/{place}.py")
-    assert differences(config, preset(PLACES[place])) == set()
-    assert heard.lines == [f"configs/opensora-v1-2/{place}.py: is opensora_v1_2/{PLACES[place]} here"]
+    name = PLACES[place]
+    of_lambda = name.startswith("lambda")
+    assert differences(config, preset(name)) == {"exp_name"} | ({"outputs"} if of_lambda else set())
+    folder = "outputs_speedrun" if of_lambda else "outputs"
+    assert (config.exp_name, config.outputs, config.wandb) == ("{n}-STDiT3-XL-2", folder, False)
+    line, *more = heard.lines
+    assert line.startswith(f"configs/opensora-v1-2/{place}.py: read as the preset opensora_v1_2/{name}")
+    assert ("1,000 steps" in line) == (name == "lambda_3")
+    assert ["no login" in said for said in more] == [True] * of_lambda
+
+
+def test_runs_of_lambda_are_tracked_where_there_is_a_login(tmp_path: Path) -> None:
+    stage = "configs/opensora-v1-2/lambda/stage1.py"
+    (tmp_path / "netrc").write_text(f"machine api.wandb.ai login user password {40 * 'x'}\n")
+    assert spoken(stage)[0].wandb
+    assert not spoken(stage, "--wandb", "False")[0].wandb
+    (tmp_path / "netrc").unlink()
+    assert spoken(stage, "--wandb", "True")[0].wandb  # asked for, so a login that is missing is an error later
+    own = write(tmp_path, old_file("lambda_1").replace("wandb = False", "wandb = True"))
+    config, heard = spoken(own)
+    assert not config.wandb
+    assert "no login" in heard.of("wandb")
+
+
+def test_names_of_runs_and_folders_of_a_file_or_flags_count(tmp_path: Path) -> None:
+    config, _ = spoken("configs/opensora-v1-2/lambda/stage1.py", "--exp-name", "mine", "--outputs", "o")
+    assert (config.exp_name, config.outputs) == ("mine", "o")
+    config, _ = spoken(write(tmp_path, old_file("lambda_1") + 'exp_name = "mine"\n'))
+    assert (config.exp_name, config.outputs) == ("mine", "outputs")
+    config, _ = spoken(write(tmp_path, old_file("stage1").replace("STDiT3-XL/2", "STDiT3-3B/2")))
+    assert config.exp_name == "{n}-STDiT3-3B-2"
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(PLACES.values()))
@@ -154,6 +190,7 @@ def test_flags_outrank_the_file_and_the_preset(tmp_path: Path) -> None:
     assert [learning_rate(config, step) for step in (0, 100, 500, 900)] == pytest.approx([1.6e-5, 6.4e-4, 5e-5, 5e-5])
     assert (config.outputs, config.wandb, config.seed) == ("o", True, 7)
     assert len(heard.lines) == 3
+    assert (config.epochs, config.max_steps) == (3, None)  # as the page says
     config, _ = spoken("configs/opensora-v1-2/lambda/stage4.py", "--warmup-steps", "0")
     assert [learning_rate(config, step) for step in (0, 400)] == pytest.approx([6.4e-4, 1.6e-4])
     config, _ = spoken(write(tmp_path, old_file("lambda_1")), *flags, "--flash-attn", "False")
@@ -236,7 +273,7 @@ def test_the_published_search_is_one_for_its_step_time() -> None:
     assert options == ["--probe", "--target-step-seconds", "12", "--gpus", "1"]
     assert config.bucket_config == preset("stage2").bucket_config
     assert (config.dataset.data_path, config.seed) == ("small.csv", 7)
-    assert heard.lines == ["configs/opensora-v1-2/misc/bs.py: is opensora_v1_2/stage2 here"]
+    assert heard.lines == ["configs/opensora-v1-2/misc/bs.py: read as the preset opensora_v1_2/stage2"]
 
 
 def test_a_search_file_of_ones_own_says_buckets_goal_and_one_resolution(tmp_path: Path) -> None:

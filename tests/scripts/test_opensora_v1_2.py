@@ -28,21 +28,22 @@ def test_a_stage_trains_hands_its_weights_to_a_file_of_ones_own_and_makes_videos
     stage = ["configs/opensora-v1-2/lambda/stage1.py", "--data-path", str(clips)]
     pixart = ["--ckpt-path", "ckpts/PixArt-Sigma-XL-2-2K-MS.pth"]
     assert run(["train", *stage, *pixart, *HERE, "--max-steps", "2"], OpenSoraV12()) == 0, capfd.readouterr().err
-    assert steps_saved(tmp_path / "outputs" / "lambda_1") == [2]
+    first = "outputs_speedrun/001-STDiT3-XL-2"
+    assert steps_saved(tmp_path / first) == [2]
     own = tmp_path / "configs" / "opensora-v1-2" / "lambda" / "stage2.py"
     own.parent.mkdir(parents=True)
     own.write_text(old_file("lambda_2") + 'exp_name = "mine"\n')
-    stage = [str(own.relative_to(tmp_path)), "--data-path", str(clips), "--ckpt-path", "outputs/lambda_1"]
+    stage = [str(own.relative_to(tmp_path)), "--data-path", str(clips), "--ckpt-path", first]
     assert run(["train", *stage, *HERE, "--max-steps", "1"], OpenSoraV12()) == 0, capfd.readouterr().err
     assert [line["step"] for line in metrics(tmp_path / "outputs" / "mine")][-1:] == [1]
     model = read_run(str(tmp_path / "outputs" / "mine" / "config.py")).value.model
-    assert (model.from_pretrained, model.from_part) == ("outputs/lambda_1", "model")
+    assert (model.from_pretrained, model.from_part) == (first, "model")
     again = ["--load", "outputs/mine", "--start-from-scratch", "--outputs", "again", "--data-path", str(clips)]
     assert run(["train", stage[0], *again, *HERE, "--max-steps", "2"], OpenSoraV12()) == 0, capfd.readouterr().err
     assert steps_saved(tmp_path / "again" / "mine") == [2]
     model = read_run(str(tmp_path / "again" / "mine" / "config.py")).value.model  # what does not train is of there too
     assert (model.from_pretrained, model.from_part) == ("outputs/mine", "model")
-    asked = ["--prompt", "a red circle", "a blue square", "--ckpt-path", "outputs/lambda_1", "--num-frames", "4s"]
+    asked = ["--prompt", "a red circle", "a blue square", "--ckpt-path", first, "--num-frames", "4s"]
     asked += ["--reference-path", "", str(next(clips.parent.rglob("*.mp4"))), "--mask-strategy", "", "0,0,0,0,2"]
     asked += ["--save-dir", "videos", "--sample-name", "mine", "--num-sampling-steps", "2", "--verbose", "2"]
     asked += ["--num-frames", "17", "--resolution", "32x32", "--aspect-ratio", "1:1"]
@@ -75,5 +76,6 @@ def test_a_stage_goes_on_from_a_checkpoint_of_the_old_program(
     assert run(["train", *stage, *load], OpenSoraV12()) == 0, capfd.readouterr().err
     load[1] = str(old.parent)
     assert run(["train", *stage, *load, "--start-from-scratch"], OpenSoraV12()) == 0, capfd.readouterr().err
-    saved = sorted(path.name for path in Path("outputs").glob("*/epoch*"))
-    assert saved == ["epoch0-global_step38", "epoch2-global_step38"]  # 6 micro-batches are more than pass 1 has here
+    saved = sorted("/".join(path.parts[1:]) for path in Path("outputs_speedrun").glob("*/epoch*"))
+    runs = "001-STDiT3-XL-2/epoch2-global_step38", "002-STDiT3-XL-2/epoch0-global_step38"
+    assert saved == list(runs)  # 6 micro-batches are more than pass 1 has here

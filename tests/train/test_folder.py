@@ -21,6 +21,7 @@ from longtake.train.folder import (
     RunFolder,
     give_up,
     given_up_on_error,
+    new_name,
     open_folder,
     save_config,
     starting_point,
@@ -80,6 +81,18 @@ def test_resume_does_not_take_another_run_for_a_numbered_folder(tmp_path: Path) 
     assert opened(tmp_path, exp_name="stage", resume="auto").checkpoint is None
     assert opened(tmp_path, exp_name="stage-3", resume="auto").checkpoint is None
     assert opened(tmp_path, exp_name="stage-2", resume="auto").checkpoint is not None
+
+
+def test_number_in_a_name_is_the_next_free_one_of_all_folders(tmp_path: Path) -> None:
+    name = "{n}-STDiT3"
+    (tmp_path / "008-other").mkdir()
+    (tmp_path / "261128_101112-dated").mkdir()
+    first, second = (opened(tmp_path, exp_name=name).path for _ in range(2))
+    assert (first.name, second.name) == ("009-STDiT3", "010-STDiT3")
+    assert new_name(run_config(outputs=str(tmp_path), exp_name=name), "tiny.py") == "011-STDiT3"
+    saved(first, 5)
+    assert opened(tmp_path, exp_name=name, resume="auto").path == first
+    assert new_name(run_config(outputs=str(tmp_path / "empty"), exp_name=name), "tiny.py") == "001-STDiT3"
 
 
 def test_resume_without_a_name_goes_by_the_configs(tmp_path: Path) -> None:

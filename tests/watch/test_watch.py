@@ -21,6 +21,7 @@ from longtake import watch
 from longtake.checkpoint import list_checkpoints
 from longtake.cli import watch as watch_verb
 from longtake.contracts import UserError
+from longtake.track.progress import PlainProgress
 from longtake.train import train_run
 from longtake.watch import watching
 from tests.pages import Page
@@ -90,6 +91,22 @@ def test_where_the_clips_are_not_its_videos_are_made_all_the_same(trained: Path,
     assert lacking.endswith("its clips are not here, so no held-out loss can be measured")
     assert made.endswith("step 6, raw weights: 2 videos")
     assert last == "all checkpoints are validated"
+
+
+def test_progress_of_a_validation_is_shown(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    monkeypatch.setattr(PlainProgress, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(PlainProgress, "EVERY_SECONDS", 0.0)
+    watched(run, pick="last", overrides=("--validation.ema", "False"))
+    shown = capsys.readouterr().out.splitlines()
+    for part in ("held-out loss", "videos"):
+        name = f"{run}: step 6, raw weights, {part}: "
+        shares = [int(line.removeprefix(name).removesuffix("%")) for line in shown if line.startswith(name)]
+        assert len(shares) >= 2
+        assert shares == sorted(shares)
+        assert shares[-1] == 100
 
 
 def test_without_a_free_gpu_it_leaves_validations_to_the_run_and_says_so(

@@ -19,6 +19,7 @@ from longtake.dialects.opensora_v1_2.flags import FLAGS, SCRIPTS, split, trainin
 from longtake.dialects.opensora_v1_2.inference import inference_flags, translate_inference
 from longtake.dialects.opensora_v1_2.places import run_file
 from longtake.dialects.opensora_v1_2.search import search_flags, translate_search
+from longtake.dialects.opensora_v1_2.tracking import translate_places
 from longtake.dialects.opensora_v1_2.training import translate_training
 from longtake.dialects.tiny_weights import leave_out_tiny_weights
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
@@ -36,6 +37,8 @@ class OpenSoraV12:
 
     def __init__(self, say: Say | None = None) -> None:
         self._verb, self._say, self._tiny = "train", SayOnce(say), False
+        self._preset: str | None = None  # that stands for a published file
+        self._flags: list[str] = []
         self.typed_names: dict[str, str] = {}
 
     @classmethod
@@ -68,12 +71,14 @@ class OpenSoraV12:
                 f"configs/opensora-v1-2/{_EXAMPLES[self._verb]}"
             )
         file = run_file(run, self._verb, self._say)
+        self._preset = Path(file).stem if file != run else None
         if self._verb == "plan":
             published = file != run and Path(run).stem == "bs"
             own = search_flags(file, given, others, published, self._tiny, self._say)
         else:
             to_flags = training_flags if self._verb == "train" else inference_flags
             own = to_flags(given, self._tiny, self._say)
+        self._flags = [*own, *others]
         return [self._verb, file, *["--tiny"] * self._tiny, *own, *others]
 
     def find(self, path: Path) -> Path | None:
@@ -87,6 +92,8 @@ class OpenSoraV12:
             leave_out_tiny_weights(work)
         if self._verb == "plan":
             translate_search(work, self._tiny)
+        if self._verb == "train":
+            translate_places(work, self._preset, self._flags)
         (translate_inference if self._verb == "generate" else translate_training)(work, self._tiny)
         self.typed_names |= work.typed_names
         return work.tree

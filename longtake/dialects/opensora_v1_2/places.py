@@ -23,6 +23,10 @@ _ELSEWHERE = {
     "misc/eval_loss": "`validation` in a run file makes videos while it trains",
 }
 
+_OTHERWISE = {  # where the page of a published file says something else
+    "lambda_3": ", which warms up over 1,000 steps as its published file does; Lambda's page says 400",
+}
+
 
 def run_file(run: str, verb: str, say: Say) -> str:
     """The file that RUN means, as it is where it exists, else the preset of Open-Sora's name. Raises `UserError` for
@@ -40,7 +44,7 @@ def run_file(run: str, verb: str, say: Say) -> str:
         raise UserError(
             f"{run}: has no counterpart here; {fix}" if fix else f"{run}: does not exist; there are {known}"
         )
-    say(f"{run}: is {_FAMILY}/{new.stem} here")
+    say(f"{run}: read as the preset {_FAMILY}/{new.stem}{_OTHERWISE.get(new.stem, '')}")
     return str(new)
 
 

@@ -42,7 +42,7 @@ def run_file(run: str, say: Say) -> tuple[str, list[str]]:
         folder = FOLDER / "opensora_v2" / below[1]
         known = ", ".join(sorted(file.name for file in folder.glob("*.py")))
         raise UserError(f"{run}: does not exist, and {folder} has no {below[-1]}; there are {known or 'none'}")
-    say(f"{run}: is {' '.join([_relative(new), *flags])} here")
+    say(f"{run}: read as {' '.join([_relative(new), *flags])}")
     return _relative(new), flags
 
 

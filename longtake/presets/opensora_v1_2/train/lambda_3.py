@@ -22,7 +22,7 @@ _base_ = "stage3.py"
 exp_name = "lambda_3"
 model = dict(from_pretrained="outputs/lambda_2")
 lr = 2e-4
-warmup_steps = 1000  # as its file had it; the page says 400
+warmup_steps = 1000  # as its published file has it; Lambda's page says 400
 optim = dict(weight_decay=0.01)
 epochs = 5  # 14,778 steps
 ckpt_every = 100

@@ -24,5 +24,4 @@ model = dict(from_pretrained="outputs/lambda_3", strict_load=True)
 condition_config = None  # no frames are given any more
 warmup_steps = None
 optim = dict(schedule=[(0, 1.6e-5, "cosine"), (400, 6.4e-4, "cosine"), (800, 1.6e-4)])
-epochs = 10
-max_steps = 2100  # stopped by hand, in the fourth pass of about 600; the page says 3 epochs
+epochs = 3  # as Lambda's page says; its run was stopped by hand at step 2,100, in the fourth pass

@@ -24,5 +24,4 @@ model = dict(from_pretrained="outputs/lambda_4")
 condition_config = None  # no frames are given any more
 warmup_steps = None
 optim = dict(schedule=[(0, 1.6e-5, "cosine"), (400, 6.4e-4, "cosine"), (800, 1.6e-4)])
-epochs = 10
-max_steps = 3300  # stopped by hand, in the second pass of about 2,250; the page says 1 epoch
+epochs = 1  # as Lambda's page says; its run was stopped by hand at step 3,300, in the second pass

@@ -24,5 +24,4 @@ model = dict(from_pretrained="outputs/lambda_5")
 condition_config = None  # no frames are given any more
 warmup_steps = None
 optim = dict(schedule=[(0, 1.6e-5, "cosine"), (400, 3.2e-4, "cosine"), (800, 0.8e-4)])
-epochs = 10
-max_steps = 2900  # crashed there, in the first pass of about 2,956; the page says 1 epoch
+epochs = 1  # as Lambda's page says; its run crashed at step 2,900 of about 2,956

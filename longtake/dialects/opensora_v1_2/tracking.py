@@ -1,0 +1,35 @@
+"""Where a run of Open-Sora 1.2's training writes, and whether Weights & Biases gets its curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from longtake.contracts import UserError
+from longtake.dialects.opensora_v1_2.shared import is_old
+from longtake.dialects.translation import Translation
+from longtake.track import TrackingConfig, require_wandb_login
+from longtake.train.config import NUMBER
+
+_STDIT3 = "STDiT3-XL/2"
+_LAMBDA = {"outputs": "outputs_speedrun", "wandb": True}  # as Lambda's published files have it
+
+
+def translate_places(work: Translation, preset: str | None, flags: Sequence[str]) -> None:
+    """`exp_name`, `outputs` and `wandb` as the program names and tracks its runs. preset: in place of a published
+    file; flags: of the command line, without which the file is translated too."""
+    if preset is None and not is_old(work):
+        return
+    if preset is not None or work.get("exp_name") is None:
+        kind = str(work.value("model.type"))
+        work.put("exp_name", f"{NUMBER}-{(kind if '/' in kind else _STDIT3).replace('/', '-')}", work.tree)
+    if preset is not None and preset.startswith("lambda_"):
+        for name, value in _LAMBDA.items():
+            work.put(name, value, work.tree)
+    node = work.get("wandb")
+    if node is None or work.value("wandb") is not True or any(flag.startswith("--wandb") for flag in flags):
+        return
+    try:
+        require_wandb_login(TrackingConfig(wandb=True))
+    except UserError:
+        work.note("wandb", node, "no login to Weights & Biases here, so nothing is sent there; `wandb login` makes one")
+        work.put("wandb", False, node)
