@@ -49,6 +49,24 @@ NEEDS_DEEPSPEED = pytest.mark.skipif(
 )
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without a GPU")
+@pytest.mark.parametrize("kind", ["--use_deepspeed", "--use_fsdp", "--multi_gpu"])
+def test_accelerate_without_a_gpu_asks_for_the_number_of_processes(kind: str, tmp_path: Path) -> None:
+    installed = tmp_path / "accelerate"
+    installed.write_text('#!/bin/sh\necho "$@"\n')
+    installed.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{ROOT / 'scripts' / 'bin'}:{tmp_path}:{os.environ['PATH']}"}
+
+    def launch(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["accelerate", "launch", *words], env=environment, capture_output=True, text=True)
+
+    done = launch(kind, "train_lora.py", "--seed=1")
+    assert done.returncode == 2
+    assert "--num_processes" in done.stderr
+    for words in ((kind, "--num_processes", "2", "train_lora.py"), ("--mixed_precision=bf16", "train_lora.py")):
+        assert launch(*words).stdout.split() == ["launch", *words]
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_root(tmp_path_factory.mktemp("fun"))

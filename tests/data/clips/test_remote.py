@@ -222,7 +222,9 @@ def test_a_download_that_was_given_up_and_wakes_up_late_spoils_nothing(
 
 def test_a_missing_package_is_not_the_clips_fault(cache: FileCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(UserError, match=r"^s3://b/a.mp4: needs a package .*; pip install '\.\[remote\]' in Longtake's folder$"):
+    with pytest.raises(
+        UserError, match=r"^s3://b/a.mp4: needs a package .*; pip install '\.\[remote\]' in Longtake's folder$"
+    ):
         read(cache, "s3://b/a.mp4")
 
 
