@@ -135,6 +135,8 @@ def plan(
     probed = _probe(found, config) if probe else ()
     if probed is None:
         return  # of several processes the first speaks
+    if machine.device != planning.CPU and (line := planning.words_of_here(found.work)) is not None:
+        track.make_console().print(line)
     found, logged = _as_it_took(source, found, probed)
     _write(found, probed, json_file, html, str(run), price)
     _show(found, probed, price, html, logged)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from longtake.plan.layout import Layout, MicroBatch, Upkeep
     from longtake.plan.logged import Logged, as_logged, compare_with_log, compare_with_probe, logged_words
     from longtake.plan.machine import CPU, Machine
-    from longtake.plan.measure import device_here, device_named, measure_rates
+    from longtake.plan.measure import device_here, device_named, measure_rates, words_of_here
     from longtake.plan.memory import Memory, forecast_memory
     from longtake.plan.page import write_html
     from longtake.plan.parameters import count_weights

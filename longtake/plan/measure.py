@@ -23,9 +23,10 @@ from longtake.models.attention_kernels import flash_attention_restored
 from longtake.models.failures import Report, failure_of, report_to
 from longtake.parallel import TokenPeers, World, all_gather_single, cut_among, tune_host
 from longtake.plan.block_traces import one_of_each_kind
-from longtake.plan.machine import CPU
+from longtake.plan.machine import CPU, Machine
 from longtake.plan.rates import Rates, measured_rates
 from longtake.plan.run import RunPlan
+from longtake.plan.work import Work, read_layout
 from longtake.system.encoders import device_dtype
 from longtake.track import Gpu, gpu_named
 
@@ -67,6 +68,25 @@ def device_here(device: torch.device | None = None) -> str:
     """What `--gpu` calls the device of this process."""
     on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
     return gpu_named(torch.cuda.get_device_name(device)).name if on_gpu else CPU
+
+
+def words_of_here(work: Work) -> str | None:
+    """What a step takes on this machine where it has no GPU, as one process; None where it has one."""
+    if torch.cuda.is_available():
+        return None
+    device = device_named(CPU, measures=True)
+    place = f"this machine: no GPU, {device.memory_gib:.1f} GiB of memory"
+    try:
+        layout = read_layout(work.config, 1, 1, CPU)
+    except UserError as error:
+        return f"{place}; {error}"
+    worst = max(work.entries, key=lambda bucket: work.memory(bucket, layout).total)
+    needs = work.memory(worst, layout).total
+    fits = "fits" if needs <= device.memory_gib * 2**30 else "does not fit; --tiny tries a small model here"
+    step = f"{place}; a step of {worst.resolution}/{worst.num_frames}f takes {needs / 2**30:.1f} GiB, which {fits}"
+    if (rates := measured_rates(CPU)) is None:
+        return f"{step}; `longtake plan RUN --measure` times it"
+    return f"{step}; {work.time(worst, layout, Machine(device, measured=rates)).seconds:.3g} s"
 
 
 def device_named(gpu: str, measures: bool = False) -> Gpu:

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.pages import Page
 from tests.plan.runs import write_table
@@ -55,6 +56,25 @@ def test_what_cannot_fit_ends_with_one_sentence_and_is_still_shown(longtake, run
     assert "longtake: bucket_config.64px." in err
     assert "the cheapest change that fits" in err
     assert "64px/16f" in out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without a GPU")
+def test_machine_without_a_gpu_is_planned_for_first(
+    longtake, run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    here, there, *_ = longtake("plan", run_file, "--gpus", 1, "--gpu", "4090")[1].splitlines()
+    (needs,) = re.findall(r"takes ([0-9.]+) GiB, which fits; .*--measure", here)
+    assert 0.05 < float(needs) < 2
+    assert "parameters on 1 x 4090" in there
+    here = longtake("plan", run_file, "--parallel.tensor", 2)[1].splitlines()[0]
+    assert here.startswith("this machine: ")
+    assert "parallel.tensor" in here
+
+
+def without_this_machine(out: str) -> str:
+    """What is printed for the GPUs of a plan, on a machine with or without one of its own."""
+    return re.sub(r"\Athis machine: .*\n", "", out)
 
 
 def test_keys_of_the_run_can_be_overridden(longtake, run_file: Path):
@@ -115,7 +135,8 @@ def test_the_example_of_the_docs_is_what_the_command_says(longtake, tmp_path: Pa
     said, complained = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     (tmp_path / "run.py").write_text(run, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    assert longtake("plan", "run.py", "--gpus", 8, "--gpu", "h200") == (2, said, complained)
+    code, out, err = longtake("plan", "run.py", "--gpus", 8, "--gpu", "h200")
+    assert (code, without_this_machine(out), err) == (2, said, complained)
 
 
 def test_a_probe_on_a_cpu_is_shown_in_the_table_the_page_and_the_data(longtake, run_file: Path):
