@@ -16,6 +16,7 @@ from longtake import train as training
 from longtake.cli.console import complain
 from longtake.cli.options import finite, found_run
 from longtake.contracts import UserError
+from longtake.presets import find_preset
 
 if TYPE_CHECKING:
     from longtake.config import Dialect
@@ -211,7 +212,7 @@ def _training(words: list[str]) -> tuple[str, list[str], Dialect | None] | None:
     position = next((index for index, word in enumerate(words[1:], 1) if not word.startswith("-")), None)
     if position is None:
         raise UserError("launch: found nothing where RUN is expected; write it after train")
-    if Path(words[position]).suffix and not Path(words[position]).exists():  # may be on the hosts
+    if not Path(words[position]).exists() and find_preset(words[position]) is None:  # it may be on the hosts
         return None
     source, overrides = found_run(words[position]), words[1:position] + words[position + 1 :]
     return source, overrides, dialects.written_in(source, overrides)

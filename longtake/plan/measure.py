@@ -81,9 +81,11 @@ def words_of_here(work: Work) -> str | None:
     except UserError as error:
         return f"{place}; {error}"
     worst = max(work.entries, key=lambda bucket: work.memory(bucket, layout).total)
-    needs = work.memory(worst, layout).total
-    fits = "fits" if needs <= device.memory_gib * 2**30 else "does not fit; --tiny tries a small model here"
-    step = f"{place}; a step of {worst.resolution}/{worst.num_frames}f takes {needs / 2**30:.1f} GiB, which {fits}"
+    needs = work.memory(worst, layout).total / 2**30
+    step = f"{place}; a step of {worst.resolution}/{worst.num_frames}f takes {needs:.1f} GiB, which"
+    if needs > device.memory_gib:
+        return f"{step} does not fit; --tiny tries a small model here"
+    step += " fits"
     if (rates := measured_rates(CPU)) is None:
         return f"{step}; `longtake plan RUN --measure` times it"
     return f"{step}; {work.time(worst, layout, Machine(device, measured=rates)).seconds:.3g} s"

@@ -25,6 +25,18 @@ def _gpu(name: str, pattern: str, tflops: float, gib: float, memory_gbs: float, 
     return Gpu(name, pattern, tflops * 1e12, gib, memory_gbs * 1e9, link_gbs * 1e9)
 
 
+def _geforce(name: str, processors: int, ghz: float, gib: float, memory_gbs: float, link_gbs: float) -> Gpu:
+    """A consumer card, by the numbers of its product page: streaming multiprocessors (CUDA cores / 128), boost clock.
+
+    A peak is published for few of them: 3090 (NVIDIA's whitepaper on GA102, 71 TFLOP/s), 4090 (on Ada, 165.2), 5090 (on
+    RTX Blackwell, 209.5). All three are 512 FLOP a cycle and multiprocessor, dense bf16 with fp32 accumulation, and so
+    are the others here.
+    """
+    title = name.replace("-ti", " Ti").replace("-super", " SUPER")
+    return _gpu(name, rf"\bRTX {title}\b", round(processors * ghz * 0.512, 1), gib, memory_gbs, link_gbs)
+
+
+# Peaks of data centre and workstation cards are those of their makers' data sheets (dense: half of "with sparsity").
 # The first pattern that matches counts, so the special form of a chip stands before the plain one.
 GPUS: tuple[Gpu, ...] = (
     _gpu("gb200", r"\bGB200\b", 2500, 186, 8000, 900),
@@ -56,29 +68,29 @@ GPUS: tuple[Gpu, ...] = (
     _gpu("a4500", r"\bRTX A4500\b", 94.6, 20, 640, 32),
     _gpu("a4000", r"\bRTX A4000\b", 76.7, 16, 448, 32),
     _gpu("a10", r"\bA10\b", 125, 24, 600, 32),
-    _gpu("5090", r"\bRTX 5090\b", 209.5, 32, 1792, 64),
-    _gpu("5080", r"\bRTX 5080\b", 112.6, 16, 960, 64),
-    _gpu("5070-ti", r"\bRTX 5070 Ti\b", 87.9, 16, 896, 64),
-    _gpu("5070", r"\bRTX 5070\b", 61.7, 12, 672, 64),
-    _gpu("5060-ti", r"\bRTX 5060 Ti\b", 47.4, 16, 448, 32),
-    _gpu("5060", r"\bRTX 5060\b", 38.4, 8, 448, 32),
-    _gpu("4090", r"\bRTX 4090\b", 165.2, 24, 1008, 32),
-    _gpu("4080-super", r"\bRTX 4080 SUPER\b", 104.4, 16, 736, 32),
-    _gpu("4080", r"\bRTX 4080\b", 97.5, 16, 717, 32),
-    _gpu("4070-ti-super", r"\bRTX 4070 Ti SUPER\b", 88.2, 16, 672, 32),
-    _gpu("4070-ti", r"\bRTX 4070 Ti\b", 80.2, 12, 504, 32),
-    _gpu("4070-super", r"\bRTX 4070 SUPER\b", 71, 12, 504, 32),
-    _gpu("4070", r"\bRTX 4070\b", 58.3, 12, 504, 32),
-    _gpu("4060-ti", r"\bRTX 4060 Ti\b", 44.1, 16, 288, 16),
-    _gpu("4060", r"\bRTX 4060\b", 30.2, 8, 272, 16),
-    _gpu("3090-ti", r"\bRTX 3090 Ti\b", 80, 24, 1008, 32),
-    _gpu("3090", r"\bRTX 3090\b", 71, 24, 936, 32),
-    _gpu("3080-ti", r"\bRTX 3080 Ti\b", 68.2, 12, 912, 32),
-    _gpu("3080", r"\bRTX 3080\b", 59.5, 10, 760, 32),
-    _gpu("3070-ti", r"\bRTX 3070 Ti\b", 43.5, 8, 608, 32),
-    _gpu("3070", r"\bRTX 3070\b", 40.6, 8, 448, 32),
-    _gpu("3060-ti", r"\bRTX 3060 Ti\b", 32.4, 8, 448, 32),
-    _gpu("3060", r"\bRTX 3060\b", 25.5, 12, 360, 32),
+    _geforce("5090", 170, 2.407, 32, 1792, 64),
+    _geforce("5080", 84, 2.617, 16, 960, 64),
+    _geforce("5070-ti", 70, 2.452, 16, 896, 64),
+    _geforce("5070", 48, 2.512, 12, 672, 64),
+    _geforce("5060-ti", 36, 2.572, 16, 448, 32),
+    _geforce("5060", 30, 2.497, 8, 448, 32),
+    _geforce("4090", 128, 2.52, 24, 1008, 32),
+    _geforce("4080-super", 80, 2.55, 16, 736, 32),
+    _geforce("4080", 76, 2.505, 16, 717, 32),
+    _geforce("4070-ti-super", 66, 2.61, 16, 672, 32),
+    _geforce("4070-ti", 60, 2.61, 12, 504, 32),
+    _geforce("4070-super", 56, 2.475, 12, 504, 32),
+    _geforce("4070", 46, 2.475, 12, 504, 32),
+    _geforce("4060-ti", 34, 2.535, 16, 288, 16),
+    _geforce("4060", 24, 2.46, 8, 272, 16),
+    _geforce("3090-ti", 84, 1.86, 24, 1008, 32),
+    _geforce("3090", 82, 1.695, 24, 936, 32),
+    _geforce("3080-ti", 80, 1.665, 12, 912, 32),
+    _geforce("3080", 68, 1.71, 10, 760, 32),
+    _geforce("3070-ti", 48, 1.77, 8, 608, 32),
+    _geforce("3070", 46, 1.725, 8, 448, 32),
+    _geforce("3060-ti", 38, 1.665, 8, 448, 32),
+    _geforce("3060", 28, 1.777, 12, 360, 32),
     _gpu("mi300x", r"\bMI300X\b", 1307.4, 192, 5300, 448),
 )
 # The same number on a smaller chip.
