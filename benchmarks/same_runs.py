@@ -121,7 +121,8 @@ def main() -> None:
     found += list(broken_restarts(runs))
     rows = []
     for name, run in runs.items():
-        verdict = "no" if any(line.startswith(f"{name}: ") for line in found) else "yes"
+        is_compared = name in before or name.endswith(", restart")
+        verdict = "no" if any(line.startswith(f"{name}: ") for line in found) else "yes" if is_compared else "-"
         seconds = f"{run['seconds']:.0f}"
         digest, loss = run["steps"][-1][1:]
         rows.append((name, len(run["steps"]), digest, loss, run["tensors"], run["hash"][:16], seconds, verdict))
