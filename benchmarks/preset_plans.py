@@ -52,7 +52,7 @@ def main() -> None:
     before = others[0] if others else {}
     if arguments.against is not None:
         before = json.loads(arguments.against.read_text(encoding="utf-8"))["figures"]["plans"]
-    print(f"{len(plans)} presets, {sum(len(plan.get('entries', ())) for plan in plans.values())} entries")
+    print_table(("preset", "GPUs", "entries", "most GiB", "most seconds"), [_row(*item) for item in plans.items()])
     if before:
         sys.exit(_report(before, plans, arguments.limit))
 
@@ -116,6 +116,14 @@ def _report(before: dict[str, Any], after: dict[str, Any], limit: float) -> int:
         return 0
     print_table(("preset", "entry", "ratios", "GiB", "seconds", "policy before", "policy after"), rows)
     return 1
+
+
+def _row(name: str, plan: dict[str, Any]) -> tuple[str, ...]:
+    if "refused" in plan:
+        return name, "-", "-", "-", "-"
+    entries = plan["entries"].values()
+    most = [max(entry[key] for entry in entries) for key in ("bytes", "seconds")]
+    return name, f"{plan['gpus']} x {plan['gpu']}", str(len(entries)), gib(most[0]), f"{most[1]:.3g}"
 
 
 def _preset_names() -> list[str]:
