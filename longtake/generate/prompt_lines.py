@@ -36,6 +36,11 @@ def is_comment(line: str) -> bool:
     return not line.strip() or line.lstrip().startswith("#")
 
 
+def has_options(text: str) -> bool:
+    """True where options stand behind a prompt."""
+    return _OPTION.search(text) is not None
+
+
 def read_line(line: str, number: int, faults: list[str]) -> PromptLine:
     """The prompt of a line; what is wrong with its options is appended to `faults` with the line's number."""
     text, *parts = _OPTION.split(f" {line.strip()}")

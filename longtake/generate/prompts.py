@@ -10,7 +10,7 @@ from typing import Any
 
 from longtake.contracts import UserError
 from longtake.data.tables.csv_records import read_header, records
-from longtake.generate.prompt_lines import is_comment, read_line
+from longtake.generate.prompt_lines import has_options, is_comment, read_line
 from longtake.small_files import decode_text, parse_json
 
 MAX_NAME_BYTES = 200  # file systems take 255; a number, a suffix and a temporary name are added
@@ -80,6 +80,9 @@ def read_prompts(
         prompts = _from_file(Path(file), faults, companions, scene_marks)
     else:
         texts = [prompt] if isinstance(prompt, str) else list(prompt or [])
+        if (text := next(filter(has_options, texts), None)) is not None:
+            fix = "write them as flags here, such as --num-frames, --seed or --negative-prompt"
+            raise UserError(f"prompt = {text!r}: options behind a prompt are read in a file of prompts alone; {fix}")
         prompts = [Prompt(text, f"prompt_{i:04d}") for i, text in enumerate(texts)]
     if not prompts:
         where = f"prompts = {file!r}: no prompt is in it" if file else "prompt = None: there is nothing to generate"

@@ -218,3 +218,9 @@ def test_text_file_option_that_cannot_be_read_is_refused_with_its_line(line: str
     with pytest.raises(UserError, match=re.escape("line 2: ")) as error:
         read_prompts(None, write(tmp_path / "list.txt", f"# comment\n{line}\n"))
     assert named in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["a cat --w 832 --h 480", "a cat --n blurry", "a cat --num-frames=33"])
+def test_options_behind_a_prompt_on_the_command_line_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="options behind a prompt"):
+        read_prompts(["a dog -- and a bird", text], None)
