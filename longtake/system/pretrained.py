@@ -60,8 +60,8 @@ def open_pretrained(config: ModelSection, lora: LoraConfig | None = None) -> Ite
         elif parts.adapters:
             said = f"weights: with the {kind}adapters merged into them, from {folder}"
         else:
-            kind = "averaged" if kind else "as trained"
-            said = f"weights: {kind}, of a part and what it was trained with, from {folder}"
+            kind = "averaged (ema)" if kind else "as trained"
+            said = f"weights: {kind}, from {folder}; what it did not train, from {parts.source}"
         yield ModelWeights(parts, config, form), said
 
 
@@ -138,6 +138,7 @@ class TrainedParts(Mapping[str, Tensor]):
         self._shapes = state_shapes(self.model)
         self._under: Mapping[str, Tensor] = {}
         source = RunState.read(folder).frozen_source
+        self.source = source or str(folder.parent / "frozen")  # of what did not train
         if source is not None:
             under = self.model.model_copy(update={"from_pretrained": source})
             self._under = stack.enter_context(open_pretrained(under, lora))[0]

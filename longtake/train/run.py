@@ -82,6 +82,8 @@ from longtake.train.start import Start, lost_so_far, restore, step_size_lines
 from longtake.train.stream import StepStream
 from longtake.train.validating import Validator, is_due, plan_validations, with_encoders
 
+_LEAST_SECONDS = 120.0  # in steps, from which on their share of the time is printed: a try is mostly its start
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -371,7 +373,8 @@ class RunLaunch:
         if self.world.is_main:
             note_end(place, trainer.stopped)
             stopwatch.write()
-            self.say(str(stopwatch.seconds))
+            if stopwatch.seconds.steps >= _LEAST_SECONDS:
+                self.say(str(stopwatch.seconds))
             ended = "stopped" if trainer.stopped else "done"
             self.say(f"{ended} at step {trainer.clock.global_step}; checkpoint: {last}")
             run = shlex.quote(str(place))

@@ -197,7 +197,9 @@ def test_a_run_of_a_part_is_a_source_of_whole_weights(config: Path, trained: Out
     words = ("--model.from_pretrained", str(trained.checkpoint), "--train-only", '["final_layer"]', "--max_steps", "1")
     part, _ = train_here(config, "--exp_name", "part", *words)
     system = system_from(config, part.folder)
-    assert system.notes == (f"weights: averaged, of a part and what it was trained with, from {part.checkpoint}",)
+    assert system.notes == (
+        f"weights: averaged (ema), from {part.checkpoint}; what it did not train, from {trained.checkpoint}",
+    )
     found, before, own = weights_of(system), averages(trained.checkpoint), averages(part.checkpoint)
     assert own
     assert all(torch.equal(found[name], own.get(name, before[name])) for name in found)

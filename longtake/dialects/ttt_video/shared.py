@@ -21,10 +21,7 @@ _SIZES: Mapping[str, Mapping[str, int]] = {
 }
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _RECOMPUTED = "model.grad_ckpt_settings: all blocks are recomputed, once"
-_KEPT = (
-    "a block is recomputed once, not its parts once more, and not what attention and both directions put out: "
-    "model.grad_ckpt_budget keeps that, as far as model.grad_ckpt_buffer_size goes in the host's memory"
-)
+_KEPT = "not needed. Each block is recomputed once; the outputs of attention and of both scans are kept"
 REMAT = {
     "transformer_checkpoint_layer_group_size": _RECOMPUTED,
     "scan_checkpoint_group_size": "the scan keeps its state as often as the square root of its steps",
@@ -128,7 +125,7 @@ def translate_model(work: Translation, words: Words, tiny: bool) -> None:
     for text in dict.fromkeys(REMAT.values()):
         given = [key for key, said in REMAT.items() if said == text and words.is_given(f"remat.{key}")]
         if given := [key for key in given if words[f"remat.{key}"] is not False]:
-            work.say(f"remat.{', '.join(given)}: {text}")
+            work.say(f"{', '.join(f'remat.{key}' for key in given)}: {text}")
 
 
 def put_dtype(work: Translation, words: Words, name: str) -> None:
