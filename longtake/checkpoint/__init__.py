@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from longtake.checkpoint.frozen import keep_frozen, restore_frozen
     from longtake.checkpoint.leases import leased
     from longtake.checkpoint.load import load_tensors
-    from longtake.checkpoint.runs import CheckpointInfo, held, hold, last_whole, list_checkpoints, resolve, retain
+    from longtake.checkpoint.runs import (
+        CheckpointInfo,
+        held,
+        hold,
+        last_whole,
+        list_checkpoints,
+        resolve,
+        retain,
+        set_aside,
+    )
     from longtake.checkpoint.save import save_checkpoint, size_of
     from longtake.checkpoint.state import Clock, Frozen, RunState, Samples, SlotSizes
 

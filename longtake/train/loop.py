@@ -100,6 +100,9 @@ class Trainer:
         self.save(ends=True)
         with self.recorder.health.stopwatch.saving():
             self.saver.wait()
+            if not self.recorder.health.skipped.in_a_row:
+                self.saver.remove_old()
+                self.stream.world.barrier()
         if not (self.stopped or self._too_many_lost):
             self.validate()
         self.recorder.close()
@@ -179,7 +182,8 @@ class Trainer:
         """Writes a checkpoint of this moment, unless it is there already; returns whether a stop was asked for by then.
 
         In the middle of steps that are left out none is written, so that retention keeps those of before. Raises
-        `UserError`, and writes none, where tensors hold NaN or infinity: it would be the last one.
+        `UserError`, and writes none, where tensors hold NaN or infinity, or weights are out of all bounds: it would be
+        the last one.
         """
         recorder, health = self.recorder, self.recorder.health
         asked = recorder.flush()
@@ -189,8 +193,9 @@ class Trainer:
             tensors = self.update.tensors()
             if broken := describe_broken(tensors, self.stream.world):
                 raise UserError(
-                    f"step {self.clock.global_step}: weights or optimizer state hold NaN or infinity ({broken}); no "
-                    "checkpoint is written: continue from the last one with a lower lr or grad_clip = 1.0"
+                    f"step {self.clock.global_step}: weights or optimizer state hold NaN, infinity or weights "
+                    f"above 1e18 ({broken}); no checkpoint is written: continue from the last one with a lower lr or "
+                    "grad_clip = 1.0"
                 )
             self.saver.save(self.state(), tensors)
         health.watchdog.beat(self.clock.global_step)

@@ -22,6 +22,7 @@ from longtake.system import System
 from longtake.track import StepMeter, Trackers, TrainingProgress, memory
 from longtake.train.health import Health, read_flags
 from longtake.train.health.weights import describe_broken
+from longtake.train.saving import Saver
 from longtake.train.sums import StepSums
 
 _SHOWN = ("loss", "grad_norm", "lr", "clips_per_second", "tflops_per_device", "mfu", "wait_share", "goodput")
@@ -98,6 +99,7 @@ class Recorder:
     meter: StepMeter
     log_every: int
     health: Health  # its tally of samples is that up to the last step that was read
+    saver: Saver
 
     def __post_init__(self) -> None:
         self._pending: tuple[StepRecord, HostCopy, float] | None = None
@@ -259,16 +261,22 @@ class Recorder:
         what = f"loss of bucket {bad[0].bucket.name} is not finite" if bad else "gradient norm is not finite"
         if not bad and math.isfinite(grad_norm):
             what = f"gradient norm is {grad_norm:.4g}, above skip_grad_norm = {limit:g}"
-        if broken := describe_broken(dict(self.system.denoiser.named_parameters()), self.world):
-            raise UserError(
-                f"step {step}: the {what}: weights hold NaN or infinity ({broken}); check the weights that the run "
-                "starts from, or continue from a checkpoint before them"
-            )
         skipped = self.health.skipped.in_a_row - 1
         before = f" after {skipped} steps that were left out" if skipped else ""
+        remedy = "nothing was saved meanwhile, so continue from the last checkpoint"
+        is_finite = not bad and math.isfinite(grad_norm)
+        if not is_finite and (aside := self.saver.set_aside(step - self.health.skipped.in_a_row)):
+            remedy = (
+                f"the checkpoint before them, which no step has confirmed, is now {aside}; continue from an earlier one"
+            )
+        if broken := describe_broken(dict(self.system.denoiser.named_parameters()), self.world):
+            raise UserError(
+                f"step {step}: the {what}{before}: weights hold NaN, infinity or values above 1e18 ({broken}); check "
+                f"the weights that the run starts from; {remedy}"
+            )
         raise UserError(
-            f"step {step}: the {what}{before} (clips of that micro-batch begin with {clips}); nothing was saved "
-            "meanwhile, so continue from the last checkpoint with a lower lr, grad_clip = 1.0, or without those clips"
+            f"step {step}: the {what}{before} (clips of that micro-batch begin with {clips}); {remedy} with a lower "
+            "lr, grad_clip = 1.0, or without those clips"
         )
 
 

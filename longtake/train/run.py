@@ -345,7 +345,7 @@ class RunLaunch:
         ):
             meter, table = StepMeter(_peak(config, world), world.size), prepared.data.table
             seen = prepared.trackers, progress, meter
-            recorder = Recorder(system, table, world, *seen, config.log_every, prepared.health)
+            recorder = Recorder(system, table, world, *seen, config.log_every, prepared.health, prepared.saver)
             validator = self.validator(prepared, recorder, stop)
             parts = config, system, update, prepared.stream, recorder, prepared.saver, stop, prepared.begun
             trainer = Trainer(*parts, validator)

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from longtake.checkpoint import BackgroundSaver, RunState, checkpoint_path, retain, save_checkpoint, size_of
+from longtake.checkpoint import (
+    BackgroundSaver,
+    RunState,
+    checkpoint_path,
+    retain,
+    save_checkpoint,
+    set_aside,
+    size_of,
+)
 from longtake.parallel import World
 from longtake.train.adapter_files import AdapterFiles
 
@@ -31,6 +39,7 @@ class Saver:
 
     def __post_init__(self) -> None:
         self._last_step: int | None = None
+        self._is_own = False  # the last one was written by this launch
         self._background = BackgroundSaver() if self.async_io else None
 
     def look_for_room(self, num_bytes: int) -> None:
@@ -53,13 +62,16 @@ class Saver:
             self.beside.write(path)
 
     def save(self, state: RunState, tensors: Mapping[str, Tensor]) -> None:
-        """Collective. Writes `epoch{E}-global_step{N}` with its COMPLETE marker, then deletes what is too old.
+        """Collective. Deletes what is too old, then writes `epoch{E}-global_step{N}` with its COMPLETE marker.
 
-        In the background, it returns once `tensors` are copied.
+        In the background, it returns once `tensors` are copied. Only checkpoints that a later step has confirmed count
+        for `keep_n_latest`, so the newest one never displaces them.
         """
         clock = state.clock
         if clock.global_step == self._last_step:
             return
+        self.wait()
+        self.remove_old()
         moment = (self.folder, clock.pass_index, clock.global_step, tensors, state.to_json())
         num_bytes = size_of(tensors)
         target = checkpoint_path(self.folder, clock.pass_index, clock.global_step)
@@ -70,7 +82,22 @@ class Saver:
             if self.world.is_main:
                 self._completed(self.last, num_bytes)
             self.world.barrier()
-        self._last_step = clock.global_step
+        self._last_step, self._is_own = clock.global_step, True
+
+    def remove_old(self) -> None:
+        """Deletes on rank 0 the checkpoints that `keep_n_latest` and `keep_every` do not retain."""
+        if self.world.is_main:
+            removed = retain(self.folder, self.keep_n_latest, self.keep_every)
+            if self.beside is not None:
+                self.beside.remove(removed)
+
+    def set_aside(self, last_good_step: int) -> str:
+        """Renames the checkpoint that this launch wrote after its last good step, and returns its new name; empty where
+        there is none. Collective."""
+        if self._last_step != last_good_step or not self._is_own:
+            return ""
+        self.wait()
+        return self.world.on_main(lambda: set_aside(self.last).name)
 
     def wait(self) -> None:
         """Waits until the last save is complete. Collective."""
@@ -85,7 +112,4 @@ class Saver:
     def _completed(self, checkpoint: Path, num_bytes: int) -> None:
         if self.beside is not None:
             self.beside.write(checkpoint)
-        removed = retain(self.folder, self.keep_n_latest, self.keep_every)
-        if self.beside is not None:
-            self.beside.remove(removed)
         self.look_for_room(num_bytes)

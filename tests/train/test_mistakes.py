@@ -159,14 +159,33 @@ def test_an_empty_mp4_is_left_out_by_probing_and_costs_nothing_else(
     assert "39 of 39 clips used" in said
 
 
-def test_losses_that_stay_not_finite_end_the_run_before_they_are_saved(
-    capsys: Capture, tmp_path: Path, clips: Path
-) -> None:
+def test_weights_out_of_bounds_after_one_step_are_not_saved(capsys: Capture, tmp_path: Path, clips: Path) -> None:
     config = write_config(tmp_path, clips, ckpt_every=1, lr=1e30, warmup_steps=0)
-    refused(capsys, ["train", config], "step 7: the loss of bucket 32px/", "is not finite", "clips/", "a lower lr")
+    refused(capsys, ["train", config], "step 1: ", "above 1e18 (model.", "no checkpoint is written")
+    assert steps_saved(tmp_path / "outputs" / "tiny") == []
+
+
+@pytest.mark.parametrize("async_io", [True, False])
+def test_checkpoint_that_no_step_confirms_neither_displaces_nor_replaces_the_last_good_one(
+    capsys: Capture, tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch, async_io: bool
+) -> None:
+    def ruin(update: WeightUpdate, step: int, *arguments: object) -> None:
+        original(update, step, *arguments)
+        if step == 3:
+            for parameter in update.optimizer.parameters.values():
+                parameter.data.mul_(1e15)
+
+    original = WeightUpdate.__call__
+    monkeypatch.setattr(WeightUpdate, "__call__", ruin)
+    config = write_config(tmp_path, clips, ckpt_every=1, keep_n_latest=1, async_io=async_io)
+    said = "step 9: the loss of bucket 32px/", "is not finite", "is now epoch0-global_step3.damaged", "a lower lr"
+    refused(capsys, ["train", config, "--max-steps", "100"], *said)
     folder = tmp_path / "outputs" / "tiny"
-    assert steps_saved(folder) == [1]
-    assert [line["step"] for line in metrics(folder) if line.get("skipped")] == [2, 3, 4, 5, 6, 7]
+    assert steps_saved(folder) == [2]
+    assert [line["step"] for line in metrics(folder) if line.get("skipped")] == [4, 5, 6, 7, 8, 9]
+    monkeypatch.undo()
+    train_here(folder, "--max-steps", "5")
+    assert steps_saved(folder) == [5]
 
 
 def test_weights_that_overflow_in_a_step_are_named_and_not_saved(
@@ -180,7 +199,9 @@ def test_weights_that_overflow_in_a_step_are_named_and_not_saved(
     original = WeightUpdate.__call__
     monkeypatch.setattr(WeightUpdate, "__call__", ruin)
     config = write_config(tmp_path, clips, ckpt_every=1)
-    refused(capsys, ["train", config], "step 2: ", "NaN or infinity (model.", "no checkpoint is written")
+    refused(
+        capsys, ["train", config], "step 2: ", "NaN, infinity or weights above 1e18 (model.", "no checkpoint is written"
+    )
     assert steps_saved(tmp_path / "outputs" / "tiny") == [1]
 
 
@@ -195,7 +216,7 @@ def test_loss_that_is_not_finite_from_the_first_step_names_broken_weights(
     original = run_module.build_system
     monkeypatch.setattr(run_module, "build_system", build)
     config = write_config(tmp_path, clips, max_skipped=0)
-    refused(capsys, ["train", config], "step 1: ", "is not finite: weights hold NaN or infinity (")
+    refused(capsys, ["train", config], "step 1: ", "is not finite: weights hold NaN, infinity or values above 1e18 (")
 
 
 def test_a_gradient_that_is_not_finite_ends_a_run_that_may_leave_out_no_step(

@@ -1,7 +1,8 @@
-"""Weights with NaN or infinity, by name."""
+"""Weights with NaN, infinity or values out of all bounds, by name."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -10,14 +11,17 @@ from torch import Tensor
 from longtake.parallel import World
 
 _SHOWN = 3
+_LARGEST = 1e18  # of a weight: its square is still finite in float32
 _CHECKED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @torch.no_grad()
 def describe_broken(tensors: Mapping[str, Tensor], world: World) -> str:
-    """Names of tensors that hold NaN or infinity on any rank, the first three and how many more; empty where none does.
+    """Names of tensors that hold NaN or infinity, or weights above `_LARGEST`, on any rank: the first three and how
+    many more; empty where none does.
 
-    Collective. Each tensor is read once where it is, and the device is waited for once.
+    Optimizer state holds squares of gradients, which may be larger. Collective. Each tensor is read once where it is,
+    and the device is waited for once.
     """
     parts = {name: getattr(tensor, "_local_tensor", tensor) for name, tensor in tensors.items()}
     parts = {name: part for name, part in parts.items() if part.dtype in _CHECKED and part.numel() and not part.is_meta}
@@ -27,8 +31,11 @@ def describe_broken(tensors: Mapping[str, Tensor], world: World) -> str:
     broken: set[str] = set()
     for names in by_device.values():
         # the sum of absolute values is slower and may overflow; minimum and maximum carry NaN along
-        finite = torch.stack([torch.isfinite(torch.stack(torch.aminmax(parts[name]))).all() for name in names])
-        broken.update(name for name, is_finite in zip(names, finite.tolist(), strict=True) if not is_finite)
+        largest = torch.stack([torch.stack(torch.aminmax(parts[name])).abs().max().float() for name in names])
+        for name, value in zip(names, largest.tolist(), strict=True):
+            limit = math.inf if name.startswith("optim") else _LARGEST
+            if not (value < math.inf and value <= limit):
+                broken.add(name)
     every = set().union(*world.gather(broken))
     order = [name for name in tensors if name in every]
     more = f" and {len(order) - _SHOWN} more" if len(order) > _SHOWN else ""
