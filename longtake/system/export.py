@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import ChainMap
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from longtake.buckets import SizesSection, aspect_table, num_pixels
 from longtake.buckets.entries import read_entries
@@ -52,7 +54,9 @@ def export_model(checkpoint: str, target: str | Path, part: str = "ema", max_fil
                 "for whole weights"
             )
         header = {CONFIG_HEADER: json.dumps(tree), **form.own(model).header}
-        return export_weights(folder, Path(target), part, header, max_file_bytes)
+        computed = form.namings[form.own(model).names].computed
+        tables = {name: compute(model) for name, compute in computed.items() if compute is not None}
+        return export_weights(folder, Path(target), part, header, max_file_bytes, tables)
 
 
 def export_weights(
@@ -61,13 +65,17 @@ def export_weights(
     part: str = "ema",
     header: Mapping[str, str] = MappingProxyType({}),
     max_file_bytes: int = MOST_FILE_BYTES,
+    tables: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Path:
     """Writes the trained weights of a checkpoint, and those of its run's `frozen/`; where what the run did not train
-    has a file of its own, the header names that as `frozen_source`."""
+    has a file of its own, the header names that as `frozen_source`. `tables`: tensors that the model computes, and that
+    other programs expect in its files."""
     weights = CheckpointWeights(checkpoint, wanted=part, partly=True)
     source = {} if weights.source is None else {"frozen_source": weights.source}
     heads = {name: (weights.dtype(name), weights.shape(name)) for name in sorted(weights)}
-    save_weights(weights, target, {"part": weights.part, **source, **header}, max_file_bytes, heads)
+    heads |= {name: (table.dtype, tuple(table.shape)) for name, table in tables.items()}
+    state = ChainMap(dict(tables), weights)
+    save_weights(state, target, {"part": weights.part, **source, **header}, max_file_bytes, heads)
     return target
 
 

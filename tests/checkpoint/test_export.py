@@ -17,8 +17,11 @@ from longtake.checkpoint import export as export_module
 from longtake.contracts import UserError
 from longtake.system import export_model
 from longtake.system.export import export_weights
-from longtake.weights import MOST_FILE_BYTES, WeightFiles
+from longtake.weights import MOST_FILE_BYTES, ModelWeights, WeightFiles
+from longtake.weights.stdit3 import FORMAT
 from tests.checkpoint.test_contents import EMA, TENSORS
+from tests.models.golden_stdit3 import FOLDER as STDIT3
+from tests.models.golden_stdit3 import golden_model
 from tests.train.runs import finish, start, steps_saved, wait_until, write_config
 
 STATE = RunState(Clock()).to_json()
@@ -48,6 +51,19 @@ def test_without_an_ema_the_model_is_exported(tmp_path):
     assert torch.equal(load_file(target)["a.weight"], TENSORS["model.a.weight"])
     with safe_open(target, framework="pt") as file:
         assert file.metadata()["part"] == "model"
+
+
+def test_export_of_averages_has_every_tensor_of_the_published_folder(tmp_path: Path) -> None:
+    model = golden_model("base")
+    state = {f"ema.{name}": tensor.detach() for name, tensor in model.state_dict().items()}
+    saved = save_checkpoint(tmp_path / "run", 0, 1, state, STATE)
+    (saved.parent / "config.py").write_text(f"model = {model.config.model_dump(mode='json')!r}\n", encoding="utf-8")
+    published = load_file(STDIT3 / "stdit3_base_weights.safetensors")
+    written = load_file(export_model(str(saved), tmp_path / "w.safetensors"))
+    assert written.keys() == published.keys()
+    torch.testing.assert_close(written["rope.freqs"], published["rope.freqs"], atol=1e-7, rtol=0)
+    read = ModelWeights(tmp_path / "w.safetensors", model.config, FORMAT)
+    assert all(torch.equal(read[name], value) for name, value in model.state_dict().items())
 
 
 def test_an_unknown_part_is_told(saved, tmp_path):
