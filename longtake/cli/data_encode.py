@@ -81,7 +81,9 @@ def _encode(config: train.RunConfig, options: encode.EncodeOptions, console: Con
 
 def _verified(config: train.RunConfig, folder: Path, console: Console) -> encode.VerifyResult:
     with Counted(console, "verifying", "verified", "entries") as shown:
-        return encode.verify_store(folder, data.open_clips(config.dataset), shown.update)
+        rules = config.sample_rules
+        table = data.open_clips(config.dataset, rules.columns)
+        return encode.verify_store(folder, table, shown.update, rules.companion_columns)
 
 
 def _find_damage(config: train.RunConfig, options: encode.EncodeOptions, console: Console) -> encode.VerifyResult:

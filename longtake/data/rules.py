@@ -61,7 +61,12 @@ class SampleRules:
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of the clip table that are read beside captions and numbers."""
-        return *self.facts, *(companion.column for companion in self.companions)
+        return *self.facts, *self.companion_columns
+
+    @property
+    def companion_columns(self) -> tuple[str, ...]:
+        """Columns of the clip table that name files of auxiliary inputs."""
+        return tuple(companion.column for companion in self.companions)
 
     @property
     def pixel_bytes(self) -> int:

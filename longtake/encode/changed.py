@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from longtake.data import ClipTable, MixedTable
-from longtake.encode.shards import UNKNOWN_DIGEST, file_digest, file_facts
+from longtake.encode.shards import UNKNOWN_DIGEST, file_digest, file_facts, files_of
 
 ALL_COMPARED = 100_000  # files; of more than these, `SOME_COMPARED`, evenly spread
 SOME_COMPARED = 10_000
@@ -43,12 +43,14 @@ class FileChanges:
         return tuple(sorted(self.resized + self.rewritten))
 
 
-def compare_files(then: FilesThen, table: ClipTable | MixedTable, *, every_content: bool = False) -> FileChanges:
-    """Looks at the files of rows. Contents are read where only the time differs, of `MOST_READ` files at most; with
-    `every_content` of all files."""
+def compare_files(
+    then: FilesThen, table: ClipTable | MixedTable, columns: Sequence[str], *, every_content: bool = False
+) -> FileChanges:
+    """Looks at the files of rows, those of auxiliary inputs (in `columns`) included. Contents are read where only the
+    time differs, of `MOST_READ` rows at most; with `every_content` of all rows."""
     local = np.flatnonzero(then.sizes >= 0)
     with ThreadPoolExecutor(_READERS) as readers:
-        places = [table.location(int(row)) for row in then.rows[local].tolist()]
+        places = [files_of(table, int(row), columns) for row in then.rows[local].tolist()]
         now = np.array(list(readers.map(file_facts, places)), np.int64).reshape(-1, 2)
         is_there = now[:, 0] >= 0
         is_resized = is_there & (now[:, 0] != then.sizes[local])

@@ -326,7 +326,7 @@ class _Comparison:
         tried_rows, first = np.unique(rows[tried][is_read], return_index=True)
         names = ("file_bytes", "file_mtime_ns", DIGEST)
         then = FilesThen(tried_rows, *(store.column(name)[entries[is_read][first]] for name in names))
-        changes = compare_files(then, table)
+        changes = compare_files(then, table, self.captions.rules.companion_columns)
         if changes.changed:
             raise UserError(
                 f"{self.place}: {len(changes.changed)} of {changes.compared} clip files have changed since they were "

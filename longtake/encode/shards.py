@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import Batch, Caption, Slot, UserError
-from longtake.data import SlotDataset, of_window, text_hash
+from longtake.data import ClipError, ClipTable, MixedTable, SlotDataset, of_window, text_hash
+from longtake.data.clips.captions import names_in
+from longtake.data.clips.locations import is_url
 from longtake.data.latents.dataset import shown
 from longtake.data.latents.shard import crc_of, shard_path, unpadded, write_tensors
 from longtake.data.latents.store import (
@@ -38,6 +40,7 @@ from longtake.encode.plan import Plan, slot_of
 from longtake.system import Encoders, black_out, with_drawn_noise
 
 _TEXTS_AT_ONCE = 64
+_LARGEST = 2**63 - 1  # of a column of times
 UNKNOWN_DIGEST = 0  # of a file that is not there
 _METADATA = {"longtake_format": "latent store index", "longtake_format_version": str(FORMAT_VERSION)}
 
@@ -125,8 +128,9 @@ class LatentShard:
         _refuse_other_caption(table.written_path(row), text, int(known["text"]))
         known |= {"sample": sample, "row": row, "reason": reason, "shard": -1, "place": -1, "crc": 0}
         known |= {name: getattr(table, name)[row] for name in FACT_COLUMNS}
-        known["file_bytes"], known["file_mtime_ns"] = file_facts(table.location(row))
-        known["file_digest"] = file_digest(table.location(row))
+        files = files_of(table, row, self.source.rules.companion_columns)
+        known["file_bytes"], known["file_mtime_ns"] = file_facts(files)
+        known["file_digest"] = file_digest(files)
         if tensors:
             known |= {"shard": self.number, "place": self._place, "crc": crc_of(tensors)}
             self._place += 1
@@ -186,23 +190,35 @@ def _refuse_other_caption(path: str, text: Caption, planned: int) -> None:
         )
 
 
-def file_facts(location: str) -> tuple[int, int]:
-    """Size and time of change of a local file; (-1, -1) where there is none."""
+def files_of(table: ClipTable | MixedTable, row: int, columns: Sequence[str]) -> list[str]:
+    """The file of a row, and those that it names in the columns of auxiliary inputs."""
+    found = [table.location(row)]
+    for column in columns:
+        with suppress(ClipError):  # not a list of files: there is none to change
+            found += [table.location_of(row, name) for name in names_in(table.caption(row, column))]
+    return [found[0], *(location for location in found[1:] if not is_url(location))]
+
+
+def file_facts(locations: Sequence[str]) -> tuple[int, int]:
+    """Sums of the sizes and of the times of change of local files; (-1, -1) where one is not there."""
     try:
-        found = os.stat(location)
+        found = [os.stat(location) for location in locations]
     except OSError:
         return -1, -1
-    return found.st_size, found.st_mtime_ns
+    return sum(one.st_size for one in found), sum(one.st_mtime_ns for one in found) & _LARGEST
 
 
-def file_digest(location: str) -> int:
-    """64 bits over the contents of a local file; 0 where there is none."""
+def file_digest(locations: Sequence[str]) -> int:
+    """64 bits over the contents of local files; 0 where one is not there."""
+    digests = b""
     try:
-        with open(location, "rb") as file:
-            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).digest()
+        for location in locations:
+            with open(location, "rb") as file:
+                digests += hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).digest()
     except (OSError, ValueError):
         return UNKNOWN_DIGEST
-    return int.from_bytes(digest, "little") or 1
+    whole = digests if len(locations) == 1 else hashlib.blake2b(digests, digest_size=8).digest()
+    return int.from_bytes(whole, "little") or 1
 
 
 def look_for_room(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,13 @@ def whole_files(folder: Path) -> list[Path]:
 
 
 def verify_store(
-    folder: str | os.PathLike[str], table: ClipTable | MixedTable, progress: Callable[[int, int], None] | None = None
+    folder: str | os.PathLike[str],
+    table: ClipTable | MixedTable,
+    progress: Callable[[int, int], None] | None = None,
+    columns: Sequence[str] = (),
 ) -> VerifyResult:
     """Reads every entry and caption and compares its checksum; compares size and
-    contents of every clip's file.
+    contents of every clip's file and of its auxiliary inputs, which the table has in `columns`.
 
     `table`: the clips that were encoded; where it has changed since, files are not looked at. Raises `UserError` where
     the folder holds no store.
@@ -61,7 +64,7 @@ def verify_store(
     found.bad = int((store.as_array(index[store.LATENTS]["shard"]) < 0).sum())
     changed: dict[int, tuple[str, bool]] = {}
     if facts["made"]["table"] == table.fingerprint:
-        changed = _changed_files(index[store.LATENTS], table)
+        changed = _changed_files(index[store.LATENTS], table, columns)
     found.changed = [sentence for sentence, _ in changed.values()]
     other = [row for row, (_, is_other) in changed.items() if is_other]
     shards = LatentShards(folder, store.tensors_of(facts))
@@ -145,13 +148,15 @@ def _same(here: pa.ChunkedArray, there: pa.ChunkedArray) -> bool:
     return here.equals(there)
 
 
-def _changed_files(index: pa.Table, table: ClipTable | MixedTable) -> dict[int, tuple[str, bool]]:
+def _changed_files(
+    index: pa.Table, table: ClipTable | MixedTable, columns: Sequence[str]
+) -> dict[int, tuple[str, bool]]:
     """Row of the table -> (what has happened to its file, whether its contents are others)."""
     rows, first = np.unique(store.as_array(index["row"]), return_index=True)
     is_inside = (rows >= 0) & (rows < len(table))
     names = ("file_bytes", "file_mtime_ns", store.DIGEST)
     then = FilesThen(rows[is_inside], *(store.as_array(index[name])[first][is_inside] for name in names))
-    changes = compare_files(then, table, every_content=True)
+    changes = compare_files(then, table, columns, every_content=True)
     endings = {
         "is gone": (changes.gone, False),
         "has changed since it was encoded: its size is another": (changes.resized, True),

@@ -26,7 +26,8 @@ from longtake.data import (
 from longtake.data.clips.captions import read_frame_numbers
 from longtake.data.loading.draws import window_draws
 from longtake.data.rules import Companion
-from longtake.encode import store_size
+from longtake.encode import store_size, verify_store
+from longtake.encode.changed import FilesThen, compare_files
 from longtake.encode.plan import Plan
 from longtake.families import OPENSORA_V2, registry
 from longtake.parallel import Mesh, start_world
@@ -81,6 +82,28 @@ def slot_of_all(run: object, store: LatentStore, folder: Path) -> Slot:
     assert len(entries) == COUNT
     (slot,) = plan.slots(run.bucket_rule, 0, COUNT, COUNT)
     return slot
+
+
+@pytest.mark.parametrize("name", ["edges0.mp4", "3.txt", "2.png"])  # 2.png is one of three that row 3 names
+@pytest.mark.parametrize("is_of_equal_size", [True, False])
+def test_store_of_changed_auxiliary_inputs_is_told_from_a_whole_one(
+    config: Path, tmp_path: Path, name: str, is_of_equal_size: bool
+) -> None:
+    make_store(config, tmp_path / "store")
+    run = read_run(str(config), []).value
+    table, columns = open_clips(run.dataset, run.sample_rules.columns), run.sample_rules.companion_columns
+    assert columns == ("edges", "camera", "references")
+    assert verify_store(tmp_path / "store", table, columns=columns).changed == []
+    contents = (tmp_path / "clips" / name).read_bytes()
+    changed = contents[:-1] + bytes([contents[-1] ^ 1]) if is_of_equal_size else contents + b"0"
+    (tmp_path / "clips" / name).write_bytes(changed)
+    clip = "0.mp4" if name == "edges0.mp4" else "3.mp4"
+    (sentence,) = verify_store(tmp_path / "store", table, columns=columns).changed
+    assert sentence.startswith(f"{clip} has changed since")
+    store = LatentStore.open(tmp_path / "store")
+    names = ("row", "file_bytes", "file_mtime_ns", "file_digest")
+    changes = compare_files(FilesThen(*(store.column(name) for name in names)), table, columns)
+    assert {table.written_path(row) for row in changes.changed} == {clip}
 
 
 def test_companions_are_cut_by_the_clips_window_and_equal_in_the_store(config: Path, tmp_path: Path) -> None:
