@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from longtake.data.latents.dataset import StoredDataset
     from longtake.data.latents.source import EncoderFacts, LatentSource
     from longtake.data.latents.store import LatentStore, of_window, text_hash
+    from longtake.data.loading.controls import control_lines
     from longtake.data.loading.dataset import SlotDataset
     from longtake.data.loading.loader import Fetched, SlotLoader, machine_bytes
     from longtake.data.loading.parcel import Parcel
     from longtake.data.loading.quarantine import append_quarantine, list_quarantine, read_quarantine
-    from longtake.data.probing.one_file import probe_file
+    from longtake.data.probing.one_file import frames_at, probe_file
     from longtake.data.probing.probe import probe_table
     from longtake.data.tables.captions import FromFiles, edit_captions
     from longtake.data.tables.convert import make_shards

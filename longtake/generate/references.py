@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.data import ClipError, probe_file, read_frames, read_image, resize_crop
+from longtake.data import ClipError, frames_at, probe_file, read_frames, read_image, resize_crop
 from longtake.data.clips.locations import is_url
 from longtake.data.clips.video import is_image
 from longtake.diffusion import Window
@@ -100,14 +100,17 @@ def frame_numbers(path: str, window: Window, config: GenerateConfig, taker: str 
             raise ClipError(f"is a still image, and {taker} takes {count} frames of a video")
         return np.zeros(count, np.int64)
     info = probe_file(path)
-    offsets = np.floor(np.arange(count) * _step(info.fps, config) + 0.5).astype(np.int64)
+    step = _step(info.fps, config)
+    offsets = np.floor(np.arange(count) * step + 0.5).astype(np.int64)
     needed = int(offsets[-1]) + 1
     if needed > info.num_frames:
         raise ClipError(
             f"has {info.num_frames} frames at {info.fps:g} FPS, and {taker} takes {count} at "
             f"{config.fps_save:g} FPS, which are {needed} of them"
         )
-    return info.num_frames - 1 - offsets[::-1] if window.takes_end else offsets
+    numbers = info.num_frames - 1 - offsets[::-1] if window.takes_end else offsets
+    by_time = info.uneven_times and "reference_rate" not in config.quirks
+    return frames_at(path, numbers / info.fps) if by_time else numbers
 
 
 def frames_of(path: str, config: GenerateConfig) -> float:

@@ -1,27 +1,35 @@
-"""Videos of different frame rates that are read at one stride, and so at different speeds."""
+"""Videos of different frame rates whose samples differ in speed, for a model that is not told the rate."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from longtake.buckets import BucketLaw, keyed_draw
 from longtake.data import ClipTable, MixedTable
 from longtake.system.config import SystemConfig
 
-_MOST_SPREAD = 1.25  # of the fastest video's rate to the slowest one's
+_MOST_SPREAD = 1.25  # of the samples' highest rate to their lowest
+_MOST_ROWS = 100_000  # that are looked at, evenly spread
 
 
-def clip_rate_lines(config: SystemConfig, table: ClipTable | MixedTable) -> list[str]:
-    """For the report before the first step: a warning where `sizes.video_sample_stride` mixes speeds."""
-    sizes = getattr(config, "sizes", None)
-    if sizes is None or sizes.video_sample_fps is not None:
+def clip_rate_lines(config: SystemConfig, law: BucketLaw, table: ClipTable | MixedTable) -> list[str]:
+    """For the report before the first step: a warning where clips become samples of different rates under a bucket
+    law, and captions do not give the rate."""
+    if config.sample_rules.caption != "plain":
         return []
-    rates = np.asarray(table.fps, np.float64)[np.asarray(table.num_frames) > 1]
-    rates = rates[np.isfinite(rates) & (rates > 0)]
+    rows = np.unique(np.linspace(0, len(table) - 1, min(len(table), _MOST_ROWS)).astype(np.int64))
+    columns = [np.asarray(getattr(table, name)[rows], np.float64) for name in ("num_frames", "height", "width", "fps")]
+    is_timed = (columns[0] > 1) & np.isfinite(columns[3]) & (columns[3] > 0)
+    columns = [column[is_timed] for column in columns]
+    rates = law.timing(tuple(columns), keyed_draw(0, 0, 0, table.clip_ids[rows][is_timed])).rate
     if not len(rates) or rates.max() <= _MOST_SPREAD * rates.min():
         return []
-    stride, slowest, fastest = sizes.video_sample_stride, rates.min(), rates.max()
+    given, sizes = columns[3], getattr(config, "sizes", None)
+    if sizes is not None and sizes.video_sample_fps is None:
+        remedy = f"sizes.video_sample_fps = {np.median(rates):.3g} takes frames at one rate"
+    else:
+        remedy = f"convert the clips to one rate, such as ffmpeg -i IN -r {np.median(given):.3g} OUT"
     return [
-        f"warning: sizes.video_sample_stride = {stride} takes frames of videos of {slowest:g} to {fastest:g} fps, "
-        f"so samples have {slowest / stride:.3g} to {fastest / stride:.3g} frames a second and speeds are mixed; "
-        f"sizes.video_sample_fps = {np.median(rates) / stride:.3g} takes frames at one rate"
+        f"warning: videos of {given.min():g} to {given.max():g} fps become samples of {rates.min():.3g} to "
+        f"{rates.max():.3g} frames a second, and the model is not told the rate, so speeds are mixed; {remedy}"
     ]

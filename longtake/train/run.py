@@ -19,7 +19,7 @@ from longtake import __version__
 from longtake.buckets import PassOrder
 from longtake.checkpoint import Clock, Frozen, RunState, keep_frozen, size_of
 from longtake.config import Dialect, dump_config
-from longtake.data import caption_lines
+from longtake.data import caption_lines, control_lines
 from longtake.durable import write_whole
 from longtake.evaluate import Validation, missing
 from longtake.parallel import Mesh, World, check_bucket_sequence, start_world
@@ -299,7 +299,9 @@ class RunLaunch:
             passes = f"epochs = {self.config.epochs}: passes end about step {last}"
             lines.append(f"{passes}, before max_steps = {wanted}; a larger --epochs goes on")
         lines.append(caption_lines(data.tables, self.config.dataset.captions))
-        lines += clip_rate_lines(self.config, data.table)
+        lines += clip_rate_lines(self.config, self.config.bucket_rule, data.table)
+        if data.latents is None:
+            lines += control_lines(data.table, self.config.sample_rules.companions)
         lines += caption_length_lines(self.config, data.table, system.encoders and system.encoders.counts)
         if data.latents is not None:
             lines.append(str(data.latents))

@@ -1,4 +1,4 @@
-"""Videos of different rates read at one stride are named before the first step."""
+"""Videos that become samples of different rates are named before the first step."""
 
 from __future__ import annotations
 
@@ -7,29 +7,38 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from longtake.presets import find_preset
 from longtake.system.clip_rates import clip_rate_lines
+from longtake.train import read_run
+
+FUN, TTT = "cogvideox_fun/lora_2b", "ttt_video/ttt_mlp/3s"
+CASES: list[tuple[str, tuple[str, ...], list[float], str]] = [
+    (FUN, (), [12, 60, 24], "sizes.video_sample_fps = 8 "),
+    (FUN, ("--sizes.video-sample-fps", "6"), [12, 60, 24], ""),
+    (FUN, (), [23.976, 24, 25], ""),
+    (FUN, (), [float("nan"), 0, 24], ""),
+    (TTT, (), [12, 60, 16], "ffmpeg -i IN -r 16 OUT"),
+    ("opensora_v2/stage1", (), [12, 60, 24], ""),  # captions give the rate
+    ("opensora_v1_2/stage1", (), [12, 60, 24], ""),  # so does a condition
+]
 
 
-@pytest.mark.parametrize(
-    ("rates", "sample_fps", "is_warned"),
-    [
-        ([12, 60, 24], None, True),
-        ([12, 60, 24], 8, False),
-        ([23.976, 24, 25], None, False),
-        ([float("nan"), 0, 24], None, False),
-    ],
-)
-def test_stride_on_different_rates_warns_with_the_key_of_a_rate(
-    rates: list[float], sample_fps: float | None, is_warned: bool
+@pytest.mark.parametrize(("preset", "flags", "rates", "remedy"), CASES)
+def test_samples_of_different_rates_warn_with_a_remedy_where_the_model_is_not_told(
+    preset: str, flags: tuple[str, ...], rates: list[float], remedy: str
 ) -> None:
-    config = SimpleNamespace(sizes=SimpleNamespace(video_sample_stride=4, video_sample_fps=sample_fps))
-    table = SimpleNamespace(fps=np.array([*rates, 90.0]), num_frames=np.array([49] * len(rates) + [1]))
-    lines = clip_rate_lines(config, table)
-    assert bool(lines) == is_warned
-    if is_warned:
-        assert "sizes.video_sample_fps = 6 " in lines[0]
-        assert "3 to 15 frames a second" in lines[0]
+    config = read_run(str(find_preset(preset)), ["--dataset.data-path", "clips.parquet", *flags]).value
+    fps = np.array([*rates, 90.0])
+    frames, ones = np.array([490] * len(rates) + [1]), np.full(len(fps), 256)
+    ids = np.arange(len(fps), dtype=np.uint64)
+    parts = {"num_frames": frames, "height": ones, "width": ones, "fps": fps, "clip_ids": ids}
 
+    class Table(SimpleNamespace):
+        def __len__(self) -> int:
+            return len(fps)
 
-def test_families_without_a_stride_of_their_sizes_get_no_line() -> None:
-    assert clip_rate_lines(SimpleNamespace(), SimpleNamespace()) == []
+    lines = clip_rate_lines(config, config.bucket_rule, Table(**parts))
+    assert len(lines) == bool(remedy)
+    if remedy:
+        assert remedy in lines[0]
+        assert "of 12 to 60 fps" in lines[0]

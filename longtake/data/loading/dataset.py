@@ -31,14 +31,14 @@ from longtake.data.clips.transforms import fit_frame, window
 from longtake.data.clips.video import ClipError, decode_frames, is_image, read_image
 from longtake.data.config import DatasetConfig
 from longtake.data.loading.captions import prefixed_caption, written_caption
+from longtake.data.loading.controls import control_frames
 from longtake.data.loading.draws import caption_columns, draw, draw_bytes, window_draws
-from longtake.data.probing.one_file import probe_file
+from longtake.data.probing.one_file import frames_at
 from longtake.data.rules import MASK, OWN, Companion, SampleRules
 from longtake.data.tables.mix import MixedTable
 from longtake.data.tables.table import ClipTable
 from longtake.random import Purpose, uniforms
 
-_SAME_RATE = 0.01  # relative; 23.976 and 24 fps are counted alike
 _STDERR = 2  # the file descriptor, which is there also where sys.stderr is not
 
 
@@ -129,7 +129,7 @@ class SlotDataset(Dataset[Batch]):
                 if i in wrong:
                     raise ClipError(wrong[i])
                 numbers = self._numbers(row, slot.bucket.shape[0], timing, i, float(places[i]))
-                self._fill(video[i], row, numbers)
+                self._fill(video[i], row, self._shown(row, numbers))
                 for companion in self.rules.companions:
                     self._bring(companion, {name: values[i] for name, values in brought.items()}, slot, i, numbers)
             except ClipError as error:
@@ -190,6 +190,13 @@ class SlotDataset(Dataset[Batch]):
         except ValueError as error:
             raise ClipError(str(error)) from error
 
+    def _shown(self, row: int, numbers: np.ndarray) -> np.ndarray:
+        """The frames of a clip that a player shows where these stand at the clip's mean rate."""
+        if self.table.uneven_times[row] != 1 or not self.table.fps[row] > 0:
+            return numbers
+        with self.files.local(self.table.location(row)) as path:
+            return frames_at(path, numbers / float(self.table.fps[row]))
+
     def _fill(self, out: np.ndarray, row: int, numbers: np.ndarray, named: str | None = None, column: str = "") -> None:
         """Writes one sample's pixels into `out`: [3, T, H, W]; `named`: a file of the `column` in place of the clip."""
         size = out.shape[2:]
@@ -241,33 +248,16 @@ class SlotDataset(Dataset[Batch]):
             location = self.table.location_of(row, names[0])
             if one.kind == "numbers":
                 with self.files.local(location) as path:
-                    out[one.name][:] = read_frame_numbers(path, numbers, one.width, one.header)
+                    shown = self._shown(row, numbers)
+                    out[one.name][:] = read_frame_numbers(path, shown, one.width, one.header)
             elif is_image(file_name(location)) and len(numbers) != 1:
                 raise ClipError(f"a still cannot fill {len(numbers)} frames")
             else:
-                self._fill(out[one.name], row, self._at_same_times(row, location, numbers), names[0], one.column)
+                with self.files.local(location) as path:
+                    matched = control_frames(path, self.table, row, numbers)
+                self._fill(out[one.name], row, matched, names[0], one.column)
         except ClipError as error:
             raise ClipError(f"{one.name}: {error}") from error
-
-    def _at_same_times(self, row: int, location: str, numbers: np.ndarray) -> np.ndarray:
-        """The frames of a control video that are shown when these frames of the clip are; equal numbers where a rate is
-        unknown."""
-        if is_image(file_name(location)):
-            return numbers
-        with self.files.local(location) as path:
-            control = probe_file(path)
-        clip_rate = float(self.table.fps[row])
-        if not (math.isfinite(clip_rate) and clip_rate > 0 and math.isfinite(control.fps) and control.fps > 0):
-            return numbers
-        if abs(control.fps / clip_rate - 1) <= _SAME_RATE:
-            return numbers
-        matched = np.floor(numbers * (control.fps / clip_rate) + 1e-3).astype(np.int64)
-        if matched[-1] >= control.num_frames:
-            raise ClipError(
-                f"lasts {control.num_frames / control.fps:.3g} s, and the sample needs it until "
-                f"{numbers[-1] / clip_rate:.3g} s"
-            )
-        return matched
 
     def _chosen(self, names: Sequence[str], most: int, slot: Slot, i: int) -> list[str]:
         """The stills that a sample takes: all, in their order, or as many as it may, drawn for its view."""

@@ -12,7 +12,7 @@ import math
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import BinaryIO
 
@@ -43,6 +43,7 @@ class Mp4Video:
     duration: float  # seconds
     codec: str
     on_its_side: bool  # shown a quarter turn from how it is stored
+    times: np.ndarray  # seconds at which frames are shown, from the first, in showing order
 
 
 def read_mp4(path: str) -> Mp4Video | None:
@@ -141,12 +142,22 @@ def _read_video(moov: bytes, file_size: int) -> Mp4Video | None:
         shows = FrameTimes(len(shown), int(shown.min()), int(shown.max()), end - int(decoded[last]))
         rate = mean_rate(shows, Fraction(1, scale), rate)
         duration = length_of(shows, Fraction(1, scale), rate, duration)
-    return Mp4Video(len(shown), height, width, rate, float(duration), codec, turned)
+    return Mp4Video(
+        len(shown), height, width, rate, float(duration), codec, turned, (np.sort(shown) - shown.min()) / scale
+    )
 
 
 def is_even(times: np.ndarray) -> bool:
     """Whether frames come to be decoded at equal steps, by the times int64 [N] at which they do."""
     return len(times) < 3 or bool((np.diff(times) == times[1] - times[0]).all())
+
+
+def is_uneven(times: np.ndarray) -> bool:
+    """Return True if a frame is shown half a step or more away from its place at the mean rate; times: seconds [N]."""
+    if len(times) < 3 or times[-1] <= 0:
+        return False
+    steady = np.linspace(0, times[-1], len(times))
+    return bool(np.abs(times - steady).max() >= 0.5 * steady[1])
 
 
 def _is_quarter_turn(data: bytes, track: Span, movie: Span) -> bool | None:
@@ -272,6 +283,7 @@ class FrameTimes:
     last: int = 0
     last_length: int = 0  # ticks that the last frame is shown; 0 where unknown
     known: bool = True  # every frame had a time
+    shown: list[int] = field(default_factory=list)  # of each frame, in ticks
 
     def add(self, time: int | None, length: int | None) -> None:
         """Notes when a frame is shown and for how long, in ticks."""
@@ -279,6 +291,7 @@ class FrameTimes:
         if time is None:
             self.known = False
             return
+        self.shown.append(time)
         if self.count == 1 or time < self.first:
             self.first = time
         if self.count == 1 or time >= self.last:

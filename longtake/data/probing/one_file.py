@@ -25,8 +25,9 @@ from longtake.data.clips.video import (
     open_video,
     reason_of,
 )
-from longtake.data.probing.mp4 import FrameTimes, is_even, length_of, mean_rate, read_mp4
+from longtake.data.probing.mp4 import FrameTimes, is_even, is_uneven, length_of, mean_rate, read_mp4
 
+_ROUNDED_SECONDS = 1e-3  # containers round time stamps to milliseconds
 _EXIF_ORIENTATION = 0x0112
 _PNG_TEXTS = (b"eXIf", b"zTXt", b"tEXt", b"iTXt")
 
@@ -41,6 +42,7 @@ class ClipInfo:
     fps: float  # frames per second rounded to 3 decimals; NaN for stills and where the container does not say
     duration: float  # seconds; NaN where unknown
     codec: str  # "h264", "jpeg" ...
+    uneven_times: bool = False  # some frame is shown half a step or more away from its place at a steady rate
 
 
 def probe_file(path: str | os.PathLike[str], decode_check: bool = False) -> ClipInfo:
@@ -59,6 +61,24 @@ def probe_file(path: str | os.PathLike[str], decode_check: bool = False) -> Clip
     return info
 
 
+def frames_at(path: str | os.PathLike[str], seconds: np.ndarray) -> np.ndarray:
+    """The frames that a player shows at these times from the first: int64 [N], by the time stamps of a video.
+
+    To be asked for videos of `uneven_times` alone: all packets are read. Raises `ClipError`.
+    """
+    video = read_mp4(os.fspath(path))
+    if video is not None:
+        times = video.times
+    else:
+        with open_video(path) as (container, stream):
+            seen = _look_through(path, container, stream)
+            times = None if seen is None else seen.seconds(stream)
+        if times is None:
+            with open_video(path) as (container, stream):
+                times = _decode_through(container, stream).seconds(stream)
+    return np.maximum(np.searchsorted(times, seconds + _ROUNDED_SECONDS, side="right") - 1, 0)
+
+
 def _probe_by_index(path: str | os.PathLike[str]) -> ClipInfo | None:
     """A plain MP4 or MOV by its index; None for everything else. Raises `ClipError` where there is no file."""
     name = os.fspath(path)
@@ -70,7 +90,9 @@ def _probe_by_index(path: str | os.PathLike[str]) -> ClipInfo | None:
     if video is None:
         return None
     height, width = (video.width, video.height) if video.on_its_side else (video.height, video.width)
-    return ClipInfo(video.num_frames, height, width, round(float(video.fps), 3), video.duration, video.codec)
+    return ClipInfo(
+        video.num_frames, height, width, round(float(video.fps), 3), video.duration, video.codec, is_uneven(video.times)
+    )
 
 
 def _probe_by_ffmpeg(path: str | os.PathLike[str]) -> ClipInfo:
@@ -90,6 +112,11 @@ class _Scanned:
     first: av.VideoFrame | None = None  # decoded, to know how it is shown
     by_header: bool = False  # the times are not known, and need not be: they are evenly spaced
 
+    def seconds(self, stream: Stream) -> np.ndarray:
+        """When each frame is shown, from the first, in showing order: float64 [N]; empty where unknown."""
+        times = self.times.shown if self.times.known else []
+        return (np.sort(np.array(times, np.int64)) - min(times, default=0)) * float(stream.time_base or 0)
+
 
 def _info(container: Container, stream: Stream, seen: _Scanned) -> ClipInfo:
     count = seen.times.count
@@ -99,7 +126,9 @@ def _info(container: Container, stream: Stream, seen: _Scanned) -> ClipInfo:
     if min(height, width) < 1:
         raise ClipError("the frame size is unknown")
     fps, duration = _pace(stream, seen)
-    return ClipInfo(count, height, width, fps, duration, stream.codec_context.codec.canonical_name)
+    return ClipInfo(
+        count, height, width, fps, duration, stream.codec_context.codec.canonical_name, is_uneven(seen.seconds(stream))
+    )
 
 
 def _pace(stream: Stream, seen: _Scanned) -> tuple[float, float]:

@@ -23,6 +23,7 @@ from longtake.data.probing.journal import Journal
 from longtake.data.probing.listing import digest_of, list_clips
 from longtake.data.probing.one_file import ClipInfo, probe_file
 from longtake.data.probing.pool import ask_here, ask_on_ray
+from longtake.data.tables.cells import UNEVEN
 from longtake.data.tables.checks import check_path
 from longtake.data.tables.ids import compute_clip_ids
 from longtake.data.tables.rows import id_values, open_rows, our_names
@@ -30,8 +31,15 @@ from longtake.data.tables.shards import is_shards
 from longtake.data.tables.table import base_folder, probe_warning
 from longtake.data.tables.write_rows import check_target, moved_batch, write_table
 
-MADE = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "duration", "codec")
-_NUMBERS = {"num_frames": np.int64, "height": np.int64, "width": np.int64, "fps": np.float64, "duration": np.float64}
+MADE = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "duration", "codec", UNEVEN)
+_NUMBERS = {
+    "num_frames": np.int64,
+    "height": np.int64,
+    "width": np.int64,
+    "fps": np.float64,
+    "duration": np.float64,
+    UNEVEN: np.int64,
+}
 _ANSWER = np.dtype([*_NUMBERS.items(), ("codec", np.int16)])  # a `ClipInfo`, its codec by number
 
 Engine = Literal["local", "ray"]
@@ -68,7 +76,8 @@ def probe_table(
 
     `source` needs a column path, or is a folder of clips (`list_clips`); text is empty where missing; other columns
     are kept. Made, or made anew: num_frames, height, width, aspect_ratio (height / width), resolution (height x
-    width), fps, duration (seconds), codec; clip_id if not there. Rows keep their order. A file that cannot be used
+    width), fps, duration (seconds), codec, uneven_times (1 where frames are not shown at equal steps); clip_id if not
+    there. Rows keep their order. A file that cannot be used
     costs its row: it is listed with the reason in `<target stem>.bad.csv` beside the target. With `strict` any bad
     file is a `UserError` and only the list is written; so is a table of which no clip can be used. Relative paths that
     start elsewhere than in the target's folder are rewritten to start there; made clip ids are those of the paths as
@@ -170,10 +179,10 @@ class Answers:
         if isinstance(answer, str):
             self.reasons[row] = answer
             return
-        *numbers, codec = astuple(answer)
-        if codec not in self._codecs:
-            self._codecs.append(codec)
-        self._found[row] = (*numbers, self._codecs.index(codec))
+        if answer.codec not in self._codecs:
+            self._codecs.append(answer.codec)
+        numbers = (getattr(answer, name) for name in _NUMBERS)
+        self._found[row] = (*numbers, self._codecs.index(answer.codec))
 
     @property
     def kept(self) -> np.ndarray:

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from longtake.contracts import UserError
 
 SCORE = "score_vmafmotion"
-NUMBERS = ("num_frames", "height", "width", "fps", SCORE)  # the columns of numbers that training reads
+UNEVEN = "uneven_times"  # 1 where frames of a video are not shown at equal steps
+NUMBERS = ("num_frames", "height", "width", "fps", SCORE, UNEVEN)  # the columns of numbers that training reads
 _NUMBER = r"(?i)^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|^[+-]?(inf|infinity|nan)$"
 _NAME = r"^[+-]?0\d"  # a name such as 007, not a number
 _EMPTY = (  # what pyarrow reads as an empty cell in a column of numbers

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtake.contracts import UserError
-from longtake.data.tables.cells import SCORE
+from longtake.data.tables.cells import SCORE, UNEVEN
 from longtake.data.tables.ids import first_repeated
 
 TABLE_VERSION = 1  # of clip tables in Parquet and Arrow files
@@ -120,7 +120,8 @@ def clean_numbers(
     """The numbers of some rows, and why a row cannot be used: `unreadable`, or numbers that make no sense.
 
     Rows of both are counted from `first_row`. `num_frames`, `height`, `width`: int64 [N], 0 in such a row; `fps`:
-    float64 [N], NaN where unknown; `motion_score`: the same, only where the table has the column.
+    float64 [N], NaN where unknown; `motion_score`, `uneven_times`: the same, only where the table has
+    the column.
     """
     found = {name: floats(columns, name) for name in ("num_frames", "height", "width", "fps")}
     invalid = {row - first_row: reason for row, reason in unreadable.items()}
@@ -140,6 +141,8 @@ def clean_numbers(
         found[name] = found[name].astype(np.int64)
     if SCORE in columns.schema.names:
         found["motion_score"] = floats(columns, SCORE)
+    if UNEVEN in columns.schema.names:
+        found[UNEVEN] = floats(columns, UNEVEN)
     return found, {first_row + row: invalid[row] for row in sorted(invalid)}
 
 

@@ -83,9 +83,9 @@ class MixedTable:
         """`weights`: of each table, at least 0 and not all 0."""
         self.tables, self.table_weights = tuple(tables), tuple(map(float, weights))
         self._starts = np.cumsum([0, *map(len, tables)])
-        self.num_frames, self.height, self.width, self.fps, self.motion_score = (
+        self.num_frames, self.height, self.width, self.fps, self.motion_score, self.uneven_times = (
             JoinedColumn([getattr(table, name) for table in tables])
-            for name in ("num_frames", "height", "width", "fps", "motion_score")
+            for name in ("num_frames", "height", "width", "fps", "motion_score", "uneven_times")
         )
         self.invalid = {
             int(start) + row: reason

@@ -1,12 +1,13 @@
 """A clip table as a folder of shards: numbers in memory-mapped `.npy` files, all columns in Arrow files.
 
     index.json       format and version, rows, files, columns, where relative paths start, fingerprint; written last
-    num_frames.npy height.npy width.npy (int64)   fps.npy motion_score.npy (float64)   clip_ids.npy (uint64)
+    num_frames.npy height.npy width.npy (int64)   fps.npy motion_score.npy uneven_times.npy (float64)
+    clip_ids.npy     (uint64)
     invalid.arrow    row (int64) and reason of the rows that cannot be used; whether that is a cell not readable
     00000.arrow ...  the table's columns, up to 2^20 rows a file in batches of 2^16
 
-`motion_score.npy` is there only where the table has scores. What has been read of the files is kept by the operating
-system, once for all processes of a machine.
+`motion_score.npy` and `uneven_times.npy` are there only where the table has these columns. What has been read of the
+files is kept by the operating system, once for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from longtake.small_files import check_kinds, read_object
 
 INDEX = "index.json"
 KIND = "longtake shards"
-NUMBERS = ("num_frames", "height", "width", "fps", "motion_score", "clip_ids")
+OPTIONAL = ("motion_score", "uneven_times")
+NUMBERS = ("num_frames", "height", "width", "fps", *OPTIONAL, "clip_ids")
 ROWS_PER_BATCH = 1 << 16
 ROWS_PER_FILE = 1 << 20
 AGAIN = "write the shards again"
@@ -107,7 +109,7 @@ class TableShards:
         self.numbers = {
             name: mapped_array(folder / f"{name}.npy", len(self))
             for name in NUMBERS
-            if name != "motion_score" or f"{name}.npy" in self.index["files"]
+            if name not in OPTIONAL or f"{name}.npy" in self.index["files"]
         }
         self._files = [open(file, "rb", buffering=0) for file in shard_files(folder, self.index)]  # noqa: SIM115
         self._columns: dict[str, list[_Texts]] = {}
@@ -197,7 +199,12 @@ class _Texts:
 
 
 _TWO_OFFSETS = struct.Struct("<ii")
-_KINDS = {"fps": "<f8", "motion_score": "<f8", "clip_ids": "<u8"}  # of the files of numbers; others "<i8"
+_KINDS = {
+    "fps": "<f8",
+    "motion_score": "<f8",
+    "uneven_times": "<f8",
+    "clip_ids": "<u8",
+}  # of the files of numbers; others "<i8"
 
 
 def mapped_array(file: Path, rows: int) -> np.ndarray:

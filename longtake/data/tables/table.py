@@ -14,13 +14,21 @@ import pyarrow.compute as pc
 
 from longtake.contracts import UserError
 from longtake.data.clips.locations import is_url, join_location
+from longtake.data.tables.cells import UNEVEN
 from longtake.data.tables.checks import check_columns, clean_numbers, fingerprint_of, probe_command, refuse_repeated
 from longtake.data.tables.convert import cached_shards, is_large
 from longtake.data.tables.ids import compute_clip_ids
 from longtake.data.tables.rows import FOLDER_TABLE, folder_notes, id_values, open_rows
-from longtake.data.tables.shards import TableShards, are_empty, invalid_rows, is_shards, refuse_other_than_text
+from longtake.data.tables.shards import (
+    OPTIONAL,
+    TableShards,
+    are_empty,
+    invalid_rows,
+    is_shards,
+    refuse_other_than_text,
+)
 
-_PROBED = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "duration", "codec", "clip_id")
+_PROBED = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "duration", "codec", "clip_id", UNEVEN)
 _OTHERS = frozenset((*_PROBED, "path", "text", "score_vmafmotion", "type"))  # columns to look for no captions in
 _SHOWN = 3  # clips and rows that are named
 _LIKELY = ("caption", "text", "prompt", "description", "title")  # parts of the names of columns with captions
@@ -44,8 +52,8 @@ class ClipTable:
     """A table of clips that stays the same while a run reads it.
 
     Numeric columns, one entry a row:
-    - `num_frames`, `height`, `width`: int64; `fps`: float64, NaN where unknown; `motion_score`: float64, NaN where
-      unknown;
+    - `num_frames`, `height`, `width`: int64; `fps`: float64, NaN where unknown; `motion_score` and `uneven_times` (1
+      where frames are not shown at equal steps): float64, NaN where unknown;
     - `clip_ids`: uint64, column `clip_id` or, without one, the hash of the path as written and its ordinal among equal
       paths (`compute_clip_ids`).
 
@@ -69,7 +77,8 @@ class ClipTable:
         self.invalid, self.names, self._texts = invalid, tuple(texts.names), texts
         self.num_frames, self.height, self.width = (numbers[name] for name in ("num_frames", "height", "width"))
         self.fps, self.clip_ids = numbers["fps"], numbers["clip_ids"]
-        self.motion_score = numbers.get("motion_score", np.broadcast_to(np.nan, len(self.fps)))
+        unknown = np.broadcast_to(np.nan, len(self.fps))
+        self.motion_score, self.uneven_times = (numbers.get(name, unknown) for name in OPTIONAL)
 
     @classmethod
     def open(

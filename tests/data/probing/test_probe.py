@@ -151,7 +151,7 @@ def test_extra_columns_are_kept_and_become_numbers_only_where_all_are(library: P
     columns = pyarrow.parquet.read_table(tmp_path / "out.parquet")
     assert columns.column_names == [
         *("path", "text", "num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "duration", "codec"),
-        *("clip_id", "score_vmafmotion", "note"),
+        *("uneven_times", "clip_id", "score_vmafmotion", "note"),
     ]
     assert columns["note"].to_pylist() == ["0012", "", "y"]
     assert columns["score_vmafmotion"].to_pylist() == [3.5, None, 4.0]
