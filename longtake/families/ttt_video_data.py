@@ -25,7 +25,8 @@ def open_embeddings(config: Any, table: ClipTable | MixedTable) -> ListedLatents
     lines: list[Mapping[str, Any]] = []
     faults: list[str] = []
 
-    for clips in table.tables if isinstance(table, MixedTable) else (table,):
+    tables = table.tables if isinstance(table, MixedTable) else (table,)
+    for clips in tables:
         if (found := embedded_clips(clips.source)) is None:
             raise UserError(
                 f"dataset.latents = {config.dataset.latents!r}: the clips are those of {clips.source}; write the list "
@@ -38,7 +39,11 @@ def open_embeddings(config: Any, table: ClipTable | MixedTable) -> ListedLatents
             lines.append({VIDEO: os.path.abspath(clips.location(row)), TEXTS: texts})
     if faults:
         more = f"; and {len(faults) - _MOST_FAULTS} more" if len(faults) > _MOST_FAULTS else ""
-        raise UserError(f"{'; '.join(faults[:_MOST_FAULTS])}{more}; mend these lines, or train other sizes")
+        folders = ", ".join(dict.fromkeys(str(clips.root) for clips in tables))
+        raise UserError(
+            f"{'; '.join(faults[:_MOST_FAULTS])}{more} (files are those of {folders}); fix these lines, or train other "
+            "sizes"
+        )
     facts = EncoderFacts(config.ae.latent, config.text_length, {}, posterior=config.ae.is_random)
     of_latents = {name: {"dtype": "float32", "shape": list("CFhw")} for name in ("mean", "std")[: 1 + facts.posterior]}
     source = ListedLatents(
@@ -66,16 +71,22 @@ def faults_of(config: Any, clip: Embedded) -> Iterator[str]:
     shape = latent.pixel_frames(clip.latent_frames), clip.rows * latent.spatial, clip.columns * latent.spatial
     needed, count = config.sample_rules.segments(shape[0]), len(json.loads(clip.text))
     if clip.channels != 2 * latent.channels:
-        yield f"{VIDEO} has {clip.channels} channels, and the moments of the latents {2 * latent.channels}"
+        yield (
+            f"{VIDEO} has {clip.channels} channels ({clip.video_shape}), and the moments of the latents "
+            f"{2 * latent.channels}"
+        )
     if shape not in shapes:
         sizes = ", ".join("x".join(map(str, one)) for one in sorted(shapes))
-        yield f"{VIDEO} is of {'x'.join(map(str, shape))} pixels, and the run trains {sizes}"
+        yield f"{VIDEO} is of {'x'.join(map(str, shape))} pixels ({clip.video_shape}), and the run trains {sizes}"
     if count != needed:
         yield f"{TEXTS} has {count} files, and {shape[0]} frames have {needed} segments"
     if clip.text_tokens != config.text_length:
-        yield f"{TEXTS} has texts of {clip.text_tokens} tokens, and t5.max_length is {config.text_length}"
+        yield (
+            f"{TEXTS} has texts of {clip.text_tokens} tokens ({clip.text_shape}), and t5.max_length is "
+            f"{config.text_length}"
+        )
     if clip.text_width != (width := config.model.text_embed_dim):
-        yield f"{TEXTS} has tokens of width {clip.text_width}, and model.text_embed_dim is {width}"
+        yield f"{TEXTS} has tokens of width {clip.text_width} ({clip.text_shape}), and model.text_embed_dim is {width}"
 
 
 class _Moments:

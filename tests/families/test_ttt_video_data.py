@@ -80,11 +80,20 @@ MOMENTS, TEXT = GOLDEN["moments"], GOLDEN["text"]
     ("clip", "said"),
     [
         ((MOMENTS, TEXT[:1]), r"list\.jsonl:5: text_chunk_emb has 1 files, and 17 frames have 2 segments"),
-        ((MOMENTS[:3], TEXT[:1]), r"list\.jsonl:5: vid_emb is of 9x32x48 pixels, and the run trains 17x32x48"),
-        ((MOMENTS, TEXT[:, :3]), r"list\.jsonl:5: text_chunk_emb has texts of 3 tokens, and t5\.max_length is 4"),
-        ((MOMENTS, TEXT[..., :7]), r"list\.jsonl:5: .*tokens of width 7, and model\.text_embed_dim is 8"),
-        ((MOMENTS[:, :4], TEXT), r"list\.jsonl:5: vid_emb has 4 channels"),
-        ((MOMENTS[0], TEXT), r"list\.jsonl: line 5: vid_emb has the shape \[6, 4, 6\], not \[frames"),
+        (
+            (MOMENTS[:3], TEXT[:1]),
+            r"list\.jsonl:5: vid_emb is of 9x32x48 pixels \(\[3, 6, 4, 6\] of bfloat16\), and the run trains 17x32x48",
+        ),
+        (
+            (MOMENTS, TEXT[:, :3]),
+            r"list\.jsonl:5: text_chunk_emb has texts of 3 tokens \(\[3, 8\] of bfloat16\), and t5\.max_length is 4",
+        ),
+        (
+            (MOMENTS, TEXT[..., :7]),
+            r"list\.jsonl:5: .*tokens of width 7 \(\[4, 7\] of bfloat16\), and model\.text_embed_dim is 8",
+        ),
+        ((MOMENTS[:, :4], TEXT), r"list\.jsonl:5: vid_emb has 4 channels .* \(files are those of /"),
+        ((MOMENTS[0], TEXT), r"list\.jsonl: line 5: vid_emb has the shape \[6, 4, 6\], not \[frames.* of bfloat16"),
     ],
 )
 def test_a_sample_of_another_size_is_refused_with_its_line(

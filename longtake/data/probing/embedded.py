@@ -50,6 +50,18 @@ class Embedded:
     columns: int
     text_tokens: int
     text_width: int
+    video_type: str  # "float32" ...
+    text_type: str
+
+    @property
+    def video_shape(self) -> str:
+        """Shape and type of the latents."""
+        return f"{[self.latent_frames, self.channels, self.rows, self.columns]} of {self.video_type}"
+
+    @property
+    def text_shape(self) -> str:
+        """Shape and type of each text."""
+        return f"{[self.text_tokens, self.text_width]} of {self.text_type}"
 
 
 def is_embedded(source: Path) -> bool:
@@ -77,7 +89,7 @@ def embedded_table(source: Path, root: str | os.PathLike[str] | None) -> Path:
     table = writable_folder(source.parent.absolute(), user_cache(source)) / f".{source.name}{FOLDER_TABLE}"
     files = [folder / name for _, line in lines for name in (line[VIDEO], *line[TEXTS])]
     with ThreadPoolExecutor(_READERS) as readers:
-        state = digest_of([str(folder), *map(str, files), *readers.map(file_state, files)])
+        state = digest_of([*_names(), str(folder), *map(str, files), *readers.map(file_state, files)])
     if state_of(table) == state:
         return table
     with lock(table.with_suffix(".lock")):
@@ -88,11 +100,15 @@ def embedded_table(source: Path, root: str | os.PathLike[str] | None) -> Path:
 
 def embedded_clips(table: Path) -> list[Embedded] | None:
     """The lines of the list that a table was made from, row by row; None for another table."""
-    names = [field.name for field in fields(Embedded)]
+    names = _names()
     if table.suffix != ".parquet" or not set(names) <= set(pyarrow.parquet.read_schema(table).names):
         return None
     columns = pyarrow.parquet.read_table(table, columns=names).to_pydict()
     return [Embedded(*row) for row in zip(*(columns[name] for name in names), strict=True)]
+
+
+def _names() -> list[str]:
+    return [field.name for field in fields(Embedded)]
 
 
 def list_of(table: Path) -> str:
@@ -121,7 +137,7 @@ def _table(source: Path, folder: Path, lines: list[tuple[int, dict[str, Any]]]) 
     faults = [one for one in found if isinstance(one, str)] or _out_of_range(folder, lines)
     if faults:
         raise _refused(source, faults, folder)
-    names = [field.name for field in fields(Embedded)]
+    names = _names()
     rows = [astuple(one) for one in found if isinstance(one, Embedded)]
     if not rows:
         raise UserError(f"{source}: is empty; write a line for each clip")
@@ -154,28 +170,31 @@ def _looked_at(folder: Path, number: int, line: Mapping[str, Any]) -> Embedded |
     from longtake.data.latents.source import UnusableLatents  # with torch
 
     try:
-        video = _shape(folder / line[VIDEO], is_latent=True)
-        texts = [_shape(folder / name) for name in line[TEXTS]]
+        video, video_type = _shape(folder / line[VIDEO], is_latent=True)
+        each = [_shape(folder / name) for name in line[TEXTS]]
     except UnusableLatents as error:
         return f"line {number}: {error}"
     if len(video) != 4 or video[1] % 2:
-        return f"line {number}: {VIDEO} has the shape {list(video)}, not [frames, 2 x channels, rows, columns]"
-    for place, text in enumerate(texts):
-        if len(text) != 2 or text != texts[0]:
-            wanted = "[tokens, width]" if len(text) != 2 else f"{list(texts[0])} as the first of the line"
-            return f"line {number}: {TEXTS}[{place}] has the shape {list(text)}, not {wanted}"
-    return Embedded(number, line[VIDEO], json.dumps(line[TEXTS]), *video, *texts[0])
+        wanted = "[frames, 2 x channels, rows, columns]"
+        return f"line {number}: {VIDEO} has the shape {list(video)}, not {wanted}, of {video_type}"
+    first, text_type = each[0]
+    for place, (text, kind) in enumerate(each):
+        if len(text) != 2 or text != first:
+            wanted = "[tokens, width]" if len(text) != 2 else f"{list(first)} as the first of the line"
+            return f"line {number}: {TEXTS}[{place}] has the shape {list(text)}, not {wanted}, of {kind}"
+    return Embedded(number, line[VIDEO], json.dumps(line[TEXTS]), *video, *first, video_type, text_type)
 
 
-def _shape(path: Path, is_latent: bool = False) -> tuple[int, ...]:
-    """Of the tensor in a file, whose numbers are not read where it is mapped. Raises `UnusableLatents`."""
+def _shape(path: Path, is_latent: bool = False) -> tuple[tuple[int, ...], str]:
+    """Shape and type of the tensor in a file, whose numbers are not read where it is mapped. Raises
+    `UnusableLatents`."""
     from longtake.data.latents.source import UnusableLatents, load_tensor
 
     tensor = load_tensor(path, mapped=True)
+    kind = str(tensor.dtype).removeprefix("torch.")
     if not tensor.is_floating_point():
-        kind = str(tensor.dtype).removeprefix("torch.")
         what = "the moments that the autoencoder gives" if is_latent else "the text encoder's output"
         raise UnusableLatents(
             f"{path.name}: numbers are of {kind}, expected float16, bfloat16, float32 or float64: {what}"
         )
-    return tuple(tensor.shape)
+    return tuple(tensor.shape), kind
