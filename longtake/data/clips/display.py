@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from io import BytesIO
 
 import av
 import numpy as np
 from av.sidedata.sidedata import Type
 from av.video.reformatter import VideoReformatter
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps
 
-from longtake.data.clips.tone import BT2020, HDR_TRANSFERS, tone_map
+from longtake.data.clips.tone import BT2020, HDR_TRANSFERS, TO_BT709, narrow_gamut, tone_map
 
 Container = av.container.InputContainer
 Stream = av.video.stream.VideoStream
@@ -25,6 +26,8 @@ _COMPARED_PACKETS = 5  # of one stream, after which a stream with fewer than two
 # FFmpeg's own decoders of these leave out the transparency that WebM keeps beside the picture.
 _ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 _WIDEST_PIXEL = 10  # players ignore aspects of pixels beyond this and its inverse
+_UNSPECIFIED = 2  # H.273's code
+_DOLBY_VISION_TAGS = frozenset({"dvh1", "dvhe"})  # of tracks that other decoders cannot show
 _NEARLY_SQUARE = Fraction(1, 25)  # sizes that are rounded differently in a file's headers are no aspect
 
 
@@ -87,8 +90,15 @@ def shown_size(stream: Stream, frame: av.VideoFrame | None) -> tuple[int, int]:
 
 
 def _square_size(stream: Stream, frame: av.VideoFrame | None) -> tuple[int, int]:
-    """As stored, the width scaled to square pixels."""
+    """As stored, the width scaled to square pixels. Raises `ValueError` where only Dolby's decoders know colours."""
     context = stream.codec_context
+    if frame is not None and frame.color_trc == _UNSPECIFIED:
+        is_dolby_vision = context.codec_tag in _DOLBY_VISION_TAGS or frame.side_data.get(Type.DOVI_METADATA)
+        if is_dolby_vision:
+            raise ValueError(
+                "is Dolby Vision without a base picture (profile 5); convert it, such as ffmpeg -init_hw_device vulkan "
+                "-i IN -vf libplacebo=colorspace=bt709:color_primaries=bt709:color_trc=bt709:format=yuv420p OUT"
+            )
     height, width = context.height, context.width
     if not (height and width) and frame is not None:  # the container does not say
         height, width = frame.height, frame.width
@@ -130,6 +140,8 @@ class Display:
             pixels = lay_on_white(self._reformat(frame, "rgba"))
         else:
             pixels = self._reformat(frame, "rgb24")
+            if frame.color_primaries in TO_BT709:
+                pixels = narrow_gamut(pixels, frame.color_primaries)
         return self._orientation(pixels)
 
     def _look_at(self, frame: av.VideoFrame) -> None:
@@ -153,8 +165,8 @@ def lay_on_white(pixels: np.ndarray) -> np.ndarray:
 
 
 def image_picture(image: Image.Image) -> Image.Image:
-    """A picture as it is shown: its EXIF orientation applied, on white, RGB, HDR tone-mapped; 16-bit samples keep
-    their upper eight bits. Raises `ValueError` for floating-point pixels."""
+    """A picture as it is shown: its EXIF orientation and colour profile applied, on white, RGB, HDR tone-mapped; 16-bit
+    samples keep their upper eight bits. Raises `ValueError` for floating-point pixels."""
     transfer, primaries = _coding_of(image)
     image = ImageOps.exif_transpose(image)
     if image.mode == "F":
@@ -164,9 +176,30 @@ def image_picture(image: Image.Image) -> Image.Image:
     if transfer in HDR_TRANSFERS:
         pixels = np.asarray(image.convert("RGB")).astype(np.uint16) * 257
         return Image.fromarray(tone_map(pixels, transfer, primaries))
+    image = _in_srgb(image)
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
         return Image.fromarray(lay_on_white(np.asarray(image.convert("RGBA"))))
-    return image.convert("RGB")
+    image = image.convert("RGB")
+    has_profile = "icc_profile" in image.info
+    is_wide = transfer != _UNSPECIFIED and primaries in TO_BT709 and not has_profile
+    return Image.fromarray(narrow_gamut(np.asarray(image), primaries)) if is_wide else image
+
+
+def _in_srgb(image: Image.Image) -> Image.Image:
+    """A picture with its colour profile applied; unchanged under sRGB's own and under one that cannot be read."""
+    if image.mode == "P":
+        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
+    if image.mode not in ("L", "RGB", "RGBA", "CMYK") or not image.info.get("icc_profile"):
+        return image
+    try:
+        profile = ImageCms.ImageCmsProfile(BytesIO(image.info["icc_profile"]))
+        if "srgb" in ImageCms.getProfileDescription(profile).lower():
+            return image
+        mode = "RGBA" if image.mode == "RGBA" else "RGB"
+        shown = ImageCms.profileToProfile(image, profile, ImageCms.createProfile("sRGB"), outputMode=mode)
+    except (ImageCms.PyCMSError, OSError, ValueError):
+        return image
+    return image if shown is None else shown
 
 
 _HEAD_BYTES = 1 << 16  # in which AVIF and PNG state their colours

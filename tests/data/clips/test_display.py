@@ -14,7 +14,7 @@ from av.video.reformatter import Colorspace, VideoReformatter
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from longtake.data import probe_file
+from longtake.data import ClipError, probe_file
 from longtake.data.clips.video import read_frames, read_image
 
 UNIT = 1 << 16
@@ -248,3 +248,93 @@ def test_hdr_images_are_shown_with_the_colours_of_sdr(suffix: str, tmp_path: Pat
         data[at : at + 4] = struct.pack(">HH", 9, 16)
         path.write_bytes(data)
     assert np.abs(read_image(path)[0, 16, 16].astype(int) - 118).max() <= 6
+
+
+P3_TO_SRGB = np.array([[1.2249, -0.2247, 0], [-0.0420, 1.0419, 0], [-0.0197, -0.0786, 1.0979]])
+BT2020_TO_SRGB = np.array([[1.6605, -0.5876, -0.0728], [-0.1246, 1.1329, -0.0083], [-0.0182, -0.1006, 1.1187]])
+MUTED = np.array([[40, 40, 40], [150, 60, 50], [50, 120, 60], [60, 70, 150], [140, 130, 60]])
+
+
+def in_primaries(srgb: np.ndarray, to_srgb: np.ndarray) -> np.ndarray:
+    """sRGB colours as bytes of other primaries, under sRGB's curve."""
+    light = np.where(srgb <= 10, srgb / 255 / 12.92, ((srgb / 255 + 0.055) / 1.055) ** 2.4) @ np.linalg.inv(to_srgb).T
+    curve = np.where(light <= 0.0031308, 12.92 * light, 1.055 * np.maximum(light, 0) ** (1 / 2.4) - 0.055)
+    return np.round(curve * 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize(("code", "to_srgb"), [(12, P3_TO_SRGB), (9, BT2020_TO_SRGB)])
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
+def test_wide_gamut_video_is_shown_with_the_colours_of_srgb(
+    name: str, code: int, to_srgb: np.ndarray, tmp_path: Path
+) -> None:
+    pixels = in_primaries(MUTED, to_srgb)[None].repeat(32, 0).repeat(32, 1)
+    with av.open(str(tmp_path / name), "w") as container:
+        stream = container.add_stream("libx264", rate=12, options={"crf": "1"})
+        stream.height, stream.width, stream.pix_fmt = *pixels.shape[:2], "yuv444p"
+        frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+        frame = VideoReformatter().reformat(frame, format="yuv444p", dst_colorspace="ITU709")
+        for target in (stream.codec_context, frame):
+            target.color_primaries, target.color_trc, target.colorspace, target.color_range = code, 1, 1, 1
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    picture = read_frames(tmp_path / name, [0])[0]
+    assert np.abs(picture[16, 16::32].astype(int) - MUTED).max() <= 8
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp", ".tiff"])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_colour_profile_of_an_image_is_applied(suffix: str, mode: str, tmp_path: Path) -> None:
+    if suffix == ".jpg" and mode == "RGBA":
+        pytest.skip("JPEG has no alpha")
+    pixels = in_primaries(MUTED, P3_TO_SRGB)[None].repeat(32, 0).repeat(32, 1)
+    image = Image.fromarray(pixels).convert(mode)
+    image.save(tmp_path / f"a{suffix}", icc_profile=display_p3(), quality=100)
+    assert np.abs(read_image(tmp_path / f"a{suffix}")[0, 16, 16::32].astype(int) - MUTED).max() <= 6
+    image.save(tmp_path / f"damaged{suffix}", icc_profile=display_p3()[:200], quality=100)
+    shown = read_image(tmp_path / f"damaged{suffix}")[0, 16, 16::32].astype(int)
+    assert np.abs(shown - pixels[16, 16::32].astype(int)).max() <= 6
+
+
+def display_p3() -> bytes:
+    """An ICC profile of P3's primaries with white D65 (adapted to D50) and a curve of 2.2, made tag by tag."""
+
+    def fixed(*numbers: float) -> bytes:
+        return b"".join(struct.pack(">i", round(number * 65536)) for number in numbers)
+
+    xyz = {
+        b"rXYZ": (0.5151, 0.2412, -0.0011),
+        b"gXYZ": (0.2920, 0.6922, 0.0419),
+        b"bXYZ": (0.1571, 0.0666, 0.7841),
+        b"wtpt": (0.9642, 1.0, 0.8249),
+    }
+    tags = {name: b"XYZ \0\0\0\0" + fixed(*numbers) for name, numbers in xyz.items()}
+    curve = b"para\0\0\0\0" + struct.pack(">HH", 3, 0) + fixed(2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045)
+    tags |= dict.fromkeys((b"rTRC", b"gTRC", b"bTRC"), curve)
+    text = "P3 of a test".encode("utf-16-be")
+    words = b"mluc\0\0\0\0" + struct.pack(">II2s2sII", 1, 12, b"en", b"US", len(text), 28) + text
+    tags |= {b"desc": words, b"cprt": words}
+    at, table, body = 128 + 4 + 12 * len(tags), b"", b""
+    for name, data in tags.items():
+        padded = data + bytes(-len(data) % 4)
+        table += name + struct.pack(">II", at + len(body), len(data))
+        body += padded
+    size = at + len(body)
+    head = struct.pack(">I4sI4s4s4s", size, b"lcms", 0x04300000, b"mntr", b"RGB ", b"XYZ ") + bytes(12) + b"acsp"
+    head += bytes(128 - len(head) - 60) + fixed(0.9642, 1.0, 0.8249)
+    return head + bytes(128 - len(head)) + struct.pack(">I", len(tags)) + table + body
+
+
+def test_pixel_aspect_in_the_h265_header_alone_is_probed(tmp_path: Path) -> None:
+    options = {"x265-params": "log-level=none"}
+    path = write_clip(tmp_path / "a.mp4", codec="libx265", aspect=Fraction(4, 3), options=options)
+    path.write_bytes(path.read_bytes().replace(b"pasp", b"free"))
+    info = probe_file(path)
+    assert read_frames(path, [0]).shape[1:3] == (info.height, info.width) == (64, 128)
+
+
+def test_dolby_vision_without_a_base_picture_is_refused_with_what_converts_it(tmp_path: Path) -> None:
+    path = write_clip(tmp_path / "a.mp4", codec="libx265", options={"x265-params": "log-level=none"})
+    path.write_bytes(path.read_bytes().replace(b"hev1", b"dvh1").replace(b"hvc1", b"dvh1"))
+    for read in (probe_file, read_frames):
+        with pytest.raises(ClipError, match=r"Dolby Vision .*ffmpeg .*libplacebo"):
+            read(path)
