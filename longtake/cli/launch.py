@@ -171,14 +171,15 @@ def launch_on_slurm(
     if dry_run:
         cluster.show_job(job, sys.stdout)
     else:
-        _submit(job, words)
+        cluster.require_slurm()
+    if (found := _training(words)) is not None:  # a mistake would end the job hours after it was queued
+        training.require_startable(*found)
+    if not dry_run:
+        _submit(job)
     return 0
 
 
-def _submit(job: cluster.SlurmJob, words: list[str]) -> None:
-    cluster.require_slurm()
-    if (found := _training(words)) is not None:  # a mistake would end the job hours after it was queued
-        training.require_startable(*found)
+def _submit(job: cluster.SlurmJob) -> None:
     number = cluster.submit(job)
     print(f"Submitted job_id: {number}\noutput: {job.logs.replace('%j', number)}")
 

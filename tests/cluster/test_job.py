@@ -21,9 +21,33 @@ from tests.train.runs import PATIENCE_SECONDS, assert_one_sentence, run_command
 Capture = pytest.CaptureFixture[str]
 
 
+STARTABLE = """
+dataset = dict(data_path="clips.parquet")
+bucket_config = {"32px": {1: (1.0, 1)}}
+model = dict(in_channels=1536, patch_size=1, vec_in_dim=128, context_in_dim=128)
+"""
+
+
+def test_dry_run_checks_what_submission_checks(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb").teardown()  # settings are read once in a process
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no_login"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.py").write_text(STARTABLE)
+    words = ["launch", "--slurm", "--nproc-per-node", 1, "--dry-run", "--", "train", "tiny.py"]
+    assert run_command(capsys, words)[0] == 0
+    for more, said in ((["--wandb"], "wandb login"), (["--lrr", "1"], "lrr")):
+        code, out, error = run_command(capsys, [*words, *more])
+        assert_one_sentence(code, error, said)
+        assert "tasks_per_node = 1" in out
+
+
 def test_a_dry_run_says_what_slurm_is_asked(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.py").write_text("exp_name = 'of_file'\noutputs = '/out'\n")
+    (tmp_path / "tiny.py").write_text(f"exp_name = 'of_file'\noutputs = '/out'\n{STARTABLE}")
     options = ["--nodes", 8, "--nproc-per-node", 8, "--time", 20160, "-A", "team", "-p", "gpu", "--sbatch", "qos=high"]
     code, out, error = run_command(capsys, ["launch", *options, "--slurm", "--dry-run", "--", "train", "tiny.py"])
     assert (code, error) == (0, "")
@@ -38,7 +62,9 @@ def test_a_dry_run_says_what_slurm_is_asked(capsys: Capture, tmp_path: Path, mon
 def test_the_words_of_train_submitit(tmp_path: Path) -> None:
     config = tmp_path / "3s.toml"
     config.write_text("[job]\nexp_name = 'of file'\ndump_folder = '/dump'\n")
-    words = [f"--job.config_file={config}", "--job.exp_name=first", "--checkpoint.resume"]
+    words = [f"--job.config_file={config}", "--job.exp_name=first", "--checkpoint.resume", "--wandb.disable"]
+    words.append(f"--training.jsonl_paths={tmp_path / 'clips.jsonl'}")
+    (tmp_path / "clips.jsonl").touch()
     flags = ["--nodes=4", "--partition=gpu", "-A", "team", "--timeout=240", "--dependency_job_id", "7", "--mem_gb=1"]
     command = [sys.executable, ROOT / "train_submitit.py", *flags, *words, "--dry_run"]
     out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS).stdout
