@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Trackers,
         append_line,
         mend_lines,
+        offline_line,
         read_lines,
         require_wandb_login,
     )

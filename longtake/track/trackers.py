@@ -14,6 +14,7 @@ import math
 import netrc
 import os
 import secrets
+import shlex
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -242,6 +243,14 @@ def require_wandb_login(config: TrackingConfig) -> None:
         )
 
 
+def offline_line(folder: Path) -> str:
+    """How to upload what a run, and who watched it, wrote without a network; empty where there is nothing. W&B appends
+    folders of one run in one command in the order in which they were begun, so none replaces another's rows."""
+    patterns = [pattern for pattern in _OFFLINE if any(folder.glob(pattern))]
+    paths = " ".join(f"{shlex.quote(str(folder))}/{pattern}" for pattern in patterns)
+    return f"to upload to Weights & Biases: wandb sync {paths}" if paths else ""
+
+
 def _has_login(host: str) -> bool:
     """Look for the key that `wandb login` writes. `wandb.login` asks the server too: 10 s where there is no network."""
     files = [Path(os.environ["NETRC"])] if "NETRC" in os.environ else [Path.home() / ".netrc", Path.home() / "_netrc"]
@@ -265,6 +274,7 @@ def _unset_empty_variables() -> None:
         del os.environ[name]
 
 
+_OFFLINE = ("wandb/offline-run-*", "watch/wandb/offline-run-*")  # in a run's folder
 KINDS: tuple[type[Tracker], ...] = (MetricsFile, TensorBoard, WeightsAndBiases)
 
 

@@ -26,7 +26,16 @@ from longtake.parallel import Mesh, World, check_bucket_sequence, start_world
 from longtake.plan import amount
 from longtake.system import System, build_system, caption_length_lines
 from longtake.system.clip_rates import clip_rate_lines
-from longtake.track import StepMeter, TrackedRun, Trackers, TrainingProgress, make_console, peak_flops, task_progress
+from longtake.track import (
+    StepMeter,
+    TrackedRun,
+    Trackers,
+    TrainingProgress,
+    make_console,
+    offline_line,
+    peak_flops,
+    task_progress,
+)
 from longtake.train.adapter_files import AdapterFiles, own_names
 from longtake.train.choices import (
     Choices,
@@ -379,6 +388,8 @@ class RunLaunch:
                 self.say(str(stopwatch.seconds))
             ended = "stopped" if trainer.stopped else "done"
             self.say(f"{ended} at step {trainer.clock.global_step}; checkpoint: {last}")
+            if self.config.wandb and (line := offline_line(place)):
+                self.say(line)
             run = shlex.quote(str(place))
             self.say(
                 f"to go on: longtake train {run}"

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 import longtake
+from longtake.track import offline_line
 from tests.served import Handler, served
 
 ENTITY = {"id": "ZQ==", "name": "e"}
@@ -47,26 +49,42 @@ WRITER = """
 """
 
 
+SYNCED = ("wandb/offline-run-*", "watch/wandb/offline-run-*")  # in a run's folder
+
+
 class Server(Handler):
     sent: list[tuple[str, dict[str, Any]]]
+    rows: dict[int, dict[str, Any]]  # of the run's history, by their place in it: as on the server, later ones replace
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
         kind = "query" if self.path == "/graphql" else "stream" if self.path.endswith("/file_stream") else ""
+        said = json.loads(body) if kind else {}
         if kind:
-            self.sent.append((kind, json.loads(body)))
-        answer = json.dumps({"data": ANSWER} if kind == "query" else {}).encode()
+            self.sent.append((kind, said))
+        history = said.get("files", {}).get("wandb-history.jsonl", {"offset": 0, "content": []})
+        self.rows.update(enumerate(map(json.loads, history["content"]), history["offset"]))
+        data: dict[str, Any] = ANSWER
+        if "RunResumeStatus" in said.get("query", "") and self.rows:
+            data = {**ANSWER, "model": {**ANSWER["model"], "bucket": {**RUN, **self.counts()}}}
+        answer = json.dumps({"data": data} if kind == "query" else {}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
 
+    def counts(self) -> dict[str, Any]:
+        """What a server says of a run that has rows."""
+        last = json.dumps([json.dumps(self.rows[max(self.rows)])])
+        own = {"historyLineCount": max(self.rows) + 1, "historyTail": last, "eventsTail": "[]"}
+        return own | {"summaryMetrics": "{}", "tags": [], "notes": None, "wandbConfig": '{"t": 1}'}
+
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    Server.sent = []
+    Server.sent, Server.rows = [], {}
     with served(Server) as address:
         yield address
 
@@ -74,7 +92,8 @@ def address() -> Iterator[str]:
 def write(address: str, *words: object) -> subprocess.Popen[str]:
     own = {"WANDB_BASE_URL": address, "WANDB_API_KEY": "k" * 40, "WANDB_SILENT": "true", "WANDB_DISABLE_GIT": "true"}
     own |= {"PYTHONPATH": str(Path(longtake.__file__).parents[1])}
-    command = [sys.executable, "-c", textwrap.dedent(WRITER), *map(str, words)]
+    program = WRITER.replace("wandb_shared=True", f"wandb_shared={'WANDB_MODE' not in os.environ}")
+    command = [sys.executable, "-c", textwrap.dedent(program), *map(str, words)]
     return subprocess.Popen(
         command, env={**os.environ, **own}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -111,6 +130,43 @@ def test_no_step_of_either_is_lost_and_both_say_the_same_of_all_axes(address: st
         "watch/loss/level 0.3": "watch/step",
     }.items():
         assert [of for pattern, of in whole[0].items() if name.startswith(pattern)] == [axis]
+
+
+@pytest.mark.slow
+def test_offline_folders_of_training_and_watching_sync_without_replacing_rows(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for words in (("train", 1, 2, 3), ("watch", 3, 2), ("train", 4, 5)):
+        writer = write(address, run, *words)
+        writer.communicate("\n", timeout=150)
+        assert writer.returncode == 0
+        time.sleep(1.1)  # W&B names folders by the second
+    assert Server.sent == []
+    monkeypatch.delenv("WANDB_MODE")
+    folders = [path for pattern in SYNCED for path in sorted(run.glob(pattern))]
+    assert len(folders) == 3
+    own = {"WANDB_BASE_URL": address, "WANDB_API_KEY": "k" * 40}
+    command = [Path(sys.executable).parent / "wandb", "sync", "--yes", *folders]
+    subprocess.run(command, env={**os.environ, **own}, cwd=tmp_path, check=True, capture_output=True, timeout=150)
+    rows = [Server.rows[place] for place in sorted(Server.rows)]
+    assert sorted(row["global_step"] for row in rows if "loss" in row) == [1, 2, 3, 4, 5]
+    assert [row["watch/step"] for row in rows if "watch/loss" in row] == [3, 2]
+    assert len(rows) == 7
+
+
+def test_command_of_the_upload_has_all_folders_that_are_there(tmp_path: Path) -> None:
+    assert offline_line(tmp_path) == ""
+    for number, pattern in enumerate(SYNCED, start=1):
+        (tmp_path / pattern.replace("*", "x")).mkdir(parents=True)
+        command = f"wandb sync {' '.join(f'{tmp_path}/{one}' for one in SYNCED[:number])}"
+        assert offline_line(tmp_path).endswith(command)
+
+
+def test_docs_name_the_folders_that_are_synced() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "watch.md").read_text(encoding="utf-8")
+    assert f"wandb sync {' '.join(f'outputs/NAME/{pattern}' for pattern in SYNCED)}" in text
 
 
 def axes_of(metrics: list[dict[str, Any]]) -> dict[str, str]:
