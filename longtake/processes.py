@@ -126,6 +126,23 @@ def frozen_mark(pid: int) -> tuple[str, ...] | None:
     return *fields[11:13], *(line for line in status.splitlines() if "ctxt_switches" in line)
 
 
+class FrozenWatch:
+    """How long a process has not run at all, as seen by the calls of `is_frozen`."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.every_seconds = seconds, min(5.0, seconds / 4)
+        self._mark: object = None
+        self._since = time.monotonic()
+
+    def is_frozen(self, pid: int) -> bool:
+        """Return True if a process has been frozen since `seconds`."""
+        mark = frozen_mark(pid)
+        if mark is None or (pid, mark) != self._mark:
+            self._mark, self._since = (pid, mark), time.monotonic()
+            return False
+        return time.monotonic() - self._since >= self.seconds
+
+
 def leave_at_once(code: int) -> NoReturn:
     """Ends this process, which hangs, and its children, which would outlive it."""
     for child in multiprocessing.active_children():

@@ -344,7 +344,9 @@ class _EncodeJob:
     def _encode_latents(self, numbers: Sequence[int]) -> Iterator[int]:
         """Makes shards one after the other; yields how many entries were added, batch by batch."""
         limit = int(machine_bytes() / 4 / self._ranks)
-        loader = SlotLoader(self.source, self.options.num_workers, self.options.prefetch_factor, limit)
+        patience = self.source.config.timeout_seconds or None
+        ahead = self.options.num_workers, self.options.prefetch_factor
+        loader = SlotLoader(self.source, *ahead, limit, frozen_seconds=patience)
         try:
             batches = iter(loader.fetch(slot for number in numbers for slot in self._slots(number)))
             for number in numbers:

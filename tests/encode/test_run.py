@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from longtake.buckets import BucketRule
-from longtake.contracts import UserError
+from longtake.contracts import Batch, Slot, UserError
 from longtake.data import LatentStore, StoredDataset, text_hash
 from longtake.data.loading.dataset import SlotDataset
 from longtake.encode import run
@@ -34,6 +35,23 @@ def store(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Path:
     folder = tmp_path_factory.mktemp("store")
     make_store(write_config(folder, clips), folder / "store")
     return folder / "store"
+
+
+def test_stopped_worker_is_replaced_and_changes_nothing_of_the_store(
+    config: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop_once(dataset: SlotDataset, slot: Slot) -> Batch:
+        with suppress(FileExistsError):
+            (tmp_path / "stopped").touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return read(dataset, slot)
+
+    read = SlotDataset.__getitem__
+    monkeypatch.setattr(SlotDataset, "__getitem__", stop_once)
+    make_store(config, tmp_path / "store", "--dataset.timeout-seconds", "0.5", num_workers=1)
+    assert (tmp_path / "stopped").exists()
+    assert contents(tmp_path / "store") == contents(store)
+    assert "was killed after 0.5 s without running" in capsys.readouterr().out
 
 
 def test_every_view_of_every_sample_is_there_once_and_every_caption_once(config: Path, store: Path) -> None:

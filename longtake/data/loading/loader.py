@@ -110,11 +110,11 @@ class SlotLoader:
     def _wait_for(self, task: _Task) -> None:
         """Until a task is done; says so where that takes minutes, and replaces a worker that is frozen."""
         begun, warn_after = time.monotonic(), _WARNED_AFTER_SECONDS
-        watch = None if self.frozen_seconds is None else _FrozenWatch(self.frozen_seconds)
+        watch = None if self.frozen_seconds is None else processes.FrozenWatch(self.frozen_seconds)
         while not task.done:
             left = max(0.0, begun + warn_after - time.monotonic())
             self._listen(left if watch is None else min(left, watch.every_seconds))
-            if not task.done and watch is not None and watch.is_frozen(task.worker):
+            if not task.done and watch is not None and watch.is_frozen(task.worker.process.pid or 0):
                 task.worker.process.kill()  # not waited for: in a read from a dead drive it cannot be ended
                 self._replace(
                     task.worker, f"killed after {watch.seconds:g} s without running (dataset.timeout_seconds)"
@@ -259,23 +259,6 @@ class Fetched(Iterator[Batch]):
         if self._loader._fetches != self._number:
             raise StopIteration
         return self._loader._take()
-
-
-class _FrozenWatch:
-    """How long a worker has not run at all, while a batch of it is waited for."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.every_seconds = seconds, min(5.0, seconds / 4)
-        self._mark: object = None
-        self._since = time.monotonic()
-
-    def is_frozen(self, worker: DataWorker) -> bool:
-        """True where a worker has been frozen since `seconds`, as seen by the calls so far."""
-        mark = processes.frozen_mark(worker.process.pid or 0)
-        if mark is None or (worker, mark) != self._mark:
-            self._mark, self._since = (worker, mark), time.monotonic()
-            return False
-        return time.monotonic() - self._since >= self.seconds
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -23,6 +23,7 @@ from longtake.contracts import UserError
 _CHUNK = 32  # arguments handed to a worker at once
 _SECONDS_HELD = 0.02  # answers are sent together: one by one costs more than the header of a small file
 _READY = "ready"
+_FROZEN_SECONDS = 60.0  # that a worker may be stopped, or wait for a disk
 _ROWS = 256  # files asked about in one task of Ray: a journal is at most so many behind for each process
 
 
@@ -65,7 +66,14 @@ class WorkerPool:
                 worker.take(waiting.popleft(), arguments)
         done = 0
         while done < total:
-            for connection in wait([worker.connection for worker in self._workers]):
+            ready = wait([worker.connection for worker in self._workers], _FROZEN_SECONDS / 4)
+            frozen = [] if ready else [one for one in self._workers if one.watch.is_frozen(one.process.pid or 0)]
+            for worker in frozen:
+                worker.process.kill()  # not waited for: in a read from a dead drive it cannot be ended
+                for answer in self._replace(worker, waiting, f"reading it took no step for {_FROZEN_SECONDS:g} s"):
+                    yield answer
+                    done += 1
+            for connection in ready:
                 worker = next(one for one in self._workers if one.connection is connection)
                 for answer in self._receive(worker, waiting):
                     yield answer
@@ -79,14 +87,8 @@ class WorkerPool:
             message = worker.connection.recv()
         except (EOFError, ConnectionError):
             reason = worker.cause_of_death()
-            self._workers.remove(worker)
             worker.stop()
-            worker.started = False
-            self._workers.append(_Worker.start(self._function))
-            if worker.chunk.careful:
-                yield worker.chunk.places.popleft(), reason
-            if worker.chunk.places:  # which of them it was shows when each is answered by itself
-                waiting.appendleft(_FileBatch(worker.chunk.places, careful=True))
+            yield from self._replace(worker, waiting, reason)
             return
         if isinstance(message, Exception):
             raise message
@@ -95,6 +97,17 @@ class WorkerPool:
             return
         for answer in message:
             yield worker.chunk.places.popleft(), answer
+
+    def _replace(self, worker: _Worker, waiting: deque[_FileBatch], reason: str) -> Iterator[tuple[int, Any]]:
+        """Starts another process for one that is gone or frozen; the file that it certainly was at has `reason` as its
+        answer."""
+        self._workers.remove(worker)
+        worker.started = False
+        self._workers.append(_Worker.start(self._function))
+        if worker.chunk.careful:
+            yield worker.chunk.places.popleft(), reason
+        if worker.chunk.places:  # which of them it was shows when each is answered by itself
+            waiting.appendleft(_FileBatch(worker.chunk.places, careful=True))
 
 
 def ask_here(ask: Callable[[str], Any], workers: int, files: Sequence[str]) -> Generator[tuple[int, Any], None, None]:
@@ -167,6 +180,7 @@ class _Worker:
     connection: Connection
     chunk: _FileBatch
     started: bool = False
+    watch: processes.FrozenWatch = field(default_factory=lambda: processes.FrozenWatch(_FROZEN_SECONDS))
 
     @classmethod
     def start(cls, function: Callable[[str], Any]) -> _Worker:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from PIL import Image
 from longtake.contracts import UserError
 from longtake.data import ClipError, ClipTable, probe_file, probe_table
 from longtake.data.clips.video import read_frames, read_image, write_image, write_video
+from longtake.data.probing import pool as pool_module
 from longtake.data.probing.pool import WorkerPool
 from longtake.random import hash64
 from tests.data.clips.test_video import FILES
@@ -246,6 +248,20 @@ def test_a_pool_answers_one_list_after_the_other_and_a_crash_costs_its_file_alon
         for arguments in (["1", "2"], [], [str(number) for number in range(40)]):
             wanted = [crashed if argument == "3" else argument * 2 for argument in arguments]
             assert dict(pool.answers(arguments)) == dict(enumerate(wanted))
+
+
+def _stop_on_three(argument: str) -> str:
+    if argument == "3":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return argument * 2
+
+
+def test_pool_replaces_a_process_that_stays_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_FROZEN_SECONDS", 0.2)
+    with WorkerPool(_stop_on_three, 2) as pool:
+        answers = dict(pool.answers([str(number) for number in range(40)]))
+    assert answers.pop(3) == "reading it took no step for 0.2 s"
+    assert answers == {number: str(number) * 2 for number in range(40) if number != 3}
 
 
 def _fail(argument: str) -> str:
