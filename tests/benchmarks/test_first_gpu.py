@@ -10,15 +10,24 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from xdist.workermanage import NodeManager
 
+from longtake.plan import Machine, plan_run
+from longtake.presets import run_file
+from longtake.track import gpu_named
+from longtake.train import RunConfig, RunWithoutTable, read_run
+
 ROOT = Path(__file__).parents[2]
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
+MOST_GIB = 70  # of jobs that run at a time
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process groups of Linux")
 
 
@@ -144,6 +153,46 @@ def test_arguments_on_a_gpu_are_understood(
     (arguments,) = (one.arguments for one in jobs if one.arguments[0] == f"benchmarks/{program}.py")
     monkeypatch.setattr(sys, "argv", arguments)
     assert import_module(program)._arguments().json.parent == tmp_path
+
+
+def test_jobs_side_by_side_fit_a_gpu_of_80_gb_by_their_forecasts(runner: Any, tmp_path: Path) -> None:
+    """At the sizes of a GPU, uncompiled, which needs more. Kernels' tests take less than 1 GiB each."""
+    jobs = runner.schedule.first(tmp_path, False) + runner.schedule.second(tmp_path, False)
+    needed: dict[str, list[float]] = {"eager": [], "compiled": [], "video": []}
+    for one in jobs:
+        way = one.name.partition("/")[0]
+        if way in needed:
+            _, file, *words = json.loads(one.arguments[1])
+            config = read_run(file, [*words, "--compile", "False"], RunWithoutTable).value
+            plan = plan_run(config, 1, Machine(gpu_named("h100")))
+            needed[way].append(max(entry.memory.total for entry in plan.entries) / GIB)
+    assert {way: len(sizes) for way, sizes in needed.items()} == dict.fromkeys(needed, len(runner.schedule.FAMILIES))
+    contexts = 6  # 1 GiB of CUDA's and its libraries' in each process that runs at a time
+    first = needed["eager"] + needed["compiled"]
+    again = first + needed["video"]
+    assert sum(sorted(first)[-6:]) + contexts <= MOST_GIB
+    assert sum(sorted(again)[-6:]) + contexts <= 79, "or not all that failed could be repeated beside the videos"
+
+
+def test_timed_jobs_fit_a_gpu_of_80_gb_by_their_forecasts(
+    runner: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    jobs = runner.schedule.first(tmp_path, False) + runner.schedule.second(tmp_path, False)
+    step, finetune = (import_module(program) for program in ("step", "finetune"))
+    (arguments,) = (one.arguments for one in jobs if one.name == "step")
+    monkeypatch.setattr(sys, "argv", arguments)
+    given, world = step._arguments(), SimpleNamespace(device=torch.device("cuda"))
+    (case,) = step._cases(given, world)
+    assert case.tokens + case.text_tokens == 8960
+    mesh = SimpleNamespace(data_ranks=1, config=SimpleNamespace(zero=3))
+    for budget in given.budget:
+        how = replace(step._how(given, case, budget, {}, world), compiled=False)
+        forecast = step._forecast(case, mesh, torch.bfloat16, how, torch.device("cpu"))
+        assert forecast["forecast_bytes"] <= MOST_GIB * GIB
+    words = ("--dataset.data-path", "-", "--compile", "False", *finetune._SIZED)
+    config = read_run(run_file("cogvideox_fun/lora_2b", "train"), words, RunConfig).value
+    plan = plan_run(config, 1, Machine(gpu_named("h100")))
+    assert max(entry.memory.total for entry in plan.entries) <= MOST_GIB * GIB
 
 
 def test_second_command_begins_with_what_failed(runner: Any, tmp_path: Path) -> None:
