@@ -6,8 +6,11 @@ import getpass
 import hashlib
 import json
 import math
+import os
 import platform
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from longtake.verification import parts as verification_parts
 from longtake.verification.parts import TensorComparison
 from longtake.verification.release import checksum
 from longtake.verification.report import NO_REFERENCE, PartResult, TrainingResult, Verification
+from tests.hub_server import hub_of
 from tests.precision import within
 from tests.train.runs import run_command
 from tests.verification.releases import RELEASES, cogvideox, write_run
@@ -242,6 +246,33 @@ def test_missing_weights_offline_say_what_downloads_them(
     assert code == 2
     assert "hf download zai-org/CogVideoX-2b --include 'transformer/*' --local-dir ckpts/CogVideoX-2b" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_missing_weights_are_downloaded_and_held_against_the_hubs_checksums(tmp_path: Path) -> None:
+    published, here = tmp_path / "published", tmp_path / "here"
+    here.mkdir()
+    sections = cogvideox(published)
+    sections["ae"] |= {"scale_factor": 1.0, "latent_channels": 4}  # as presets say: no file is there that does
+    sections["model"] |= {"num_attention_heads": 2, "attention_head_dim": 16, "out_channels": 4, "time_embed_dim": 32}
+    sections["model"] |= {"text_embed_dim": 16, "num_layers": 2, "sample_width": 4, "sample_height": 4}
+    sections["model"] |= {"sample_frames": 9}
+    run = write_run(here, json.loads(json.dumps(sections).replace(str(published), "ckpts/CogVideoX-2b")))
+    line = [sys.executable, "-m", "longtake", "verify", str(run), "--steps", "0", "--json", str(here / "record.json")]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment |= {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+    with hub_of({"zai-org/CogVideoX-2b": published}) as address:
+        environment["HF_ENDPOINT"] = address
+        done = subprocess.run(line, cwd=here, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    file = here / "ckpts" / "CogVideoX-2b" / "transformer" / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(file)
+    tensors["proj_out.bias"][0] += 1
+    save_file(tensors, file)
+    done = subprocess.run(line, cwd=here, env=environment, capture_output=True, text=True, timeout=300)
+    record = json.loads((here / "record.json").read_text())
+    assert (done.returncode, failed(record)) == (1, {"denoiser"})
+    assert "SHA-256" in record["parts"][0]["problem"]
 
 
 def test_a_run_from_scratch_is_refused(release: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
