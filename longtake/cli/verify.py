@@ -45,7 +45,7 @@ def verify(
     head = ("part", "reference", "outputs differ", "gradients differ", "verdict")
     print_table(console, head, [*map(_part_row, record.parts)])
     console.print(_training_line(record.training), markup=False)
-    for problem in record.problems:
+    for problem in [*record.problems, *map(_unseen_line, record.unseen)]:
         console.print(problem, markup=False)
     console.print(f"record: {json_file}", markup=False)
     return 1 if record.problems else 0
@@ -54,6 +54,13 @@ def verify(
 def _part_row(part: PartResult) -> tuple[str, ...]:
     errors = ["-" if error is None else f"{error:.1e}" for error in (part.output_error, part.gradient_error)]
     return part.name, part.reference, *errors, "ok" if part.problem is None else "failed"
+
+
+def _unseen_line(name: str) -> str:
+    return (
+        f"{name}: no library has this model, so its numbers were compared with nothing; names and shapes of tensors "
+        "are right, and results and gradients are finite"
+    )
 
 
 def _training_line(training: TrainingResult) -> str:

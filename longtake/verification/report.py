@@ -71,6 +71,11 @@ class Verification:
         named = [(part.name, part.problem) for part in self.parts] + [("training", self.training.problem)]
         return [f"{name}: {problem}" for name, problem in named if problem is not None]
 
+    @property
+    def unseen(self) -> list[str]:
+        """The parts without a problem whose numbers were compared with nothing."""
+        return [part.name for part in self.parts if part.reference == NO_REFERENCE and part.problem is None]
+
     def to_json(self, private: Sequence[str] = ()) -> str:
         """The record as text, without paths and names. `private`: further words that must not be in it."""
         facts = {"format": FORMAT, "passed": not self.problems, **asdict(self)}

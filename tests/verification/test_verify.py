@@ -162,6 +162,20 @@ def test_a_tensor_that_differs_fails_its_part_in_every_family(family: str, tmp_p
         assert (code, failed(record)) == (1, {part})
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["opensora_v1_2", "ttt_video"])
+def test_a_denoiser_that_no_library_has_is_named_as_compared_with_nothing(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path, RELEASES[family](tmp_path))
+    plant(monkeypatch, "denoiser")
+    line = ["verify", str(run), "--json", str(tmp_path / "record.json"), "--steps", "0"]
+    code, out, _ = run_command(capsys, line)
+    assert code == 0, "a tensor that is 1 % too large is not seen, and the page says so"
+    assert "denoiser: no library" in out
+    assert "ae: no library" not in out
+
+
 def test_a_gradient_that_ours_lacks_fails_the_denoiser(
     release: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
