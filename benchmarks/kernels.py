@@ -1,17 +1,12 @@
-"""Rates of what a step is made of, one by one: matrix products, attention, fused operators, the autoencoder, T5.
+"""Rates of what a step is made of, one by one: matrix products, attention, the autoencoder, T5.
 
 python benchmarks/kernels.py sustained               NCCL with one rank, a copy, a GEMM in a burst and for 8 s
 python benchmarks/kernels.py gemm attention          on CUDA the products and shapes of the 11B model and of CogVideoX
 python benchmarks/kernels.py varlen                  256px images with padded text and with text of its true length
 python benchmarks/kernels.py vae t5                  random weights, 129 x 256 x 256; T5-XXL on 3 and 45 captions
 python benchmarks/kernels.py tiles                   129 x 192 x 336 by sizes of tiles, and with compiled blocks
-python benchmarks/kernels.py fused                   norms, rotations, gates, joint q, k and v and output projections:
-                                                     uncompiled, compiled, by our operators
 python benchmarks/kernels.py chain                   256 steps of TTT-MLP's scan: microseconds a step
-python benchmarks/kernels.py gemm attention varlen fused vae t5 tiles chain --tiny --device cpu      small
-
-`fused` tells the rate at which bytes go in and out beside that of a copy of as many (of projections FLOP/s), and the
-largest error in the result and in the gradients, over the largest number of what float64 gives for the same inputs.
+python benchmarks/kernels.py gemm attention varlen vae t5 tiles chain --tiny --device cpu      small
 
 FLOP/s are medians over `--seconds` of each. Products are [M, K] x [K, N]: forward, the gradient of the input and that
 of the weight. Attention's backward counts as 2.5 times its forward.
@@ -34,20 +29,16 @@ from step import Case
 from step_limits import GpuWatch, attention_rates, kernel_seconds, median_seconds, sustained_seconds
 from step_models import SUBJECTS, with_blocks
 from step_run import our_blocks, random_autoencoder
-from torch import Tensor
 
 from longtake.encoders import HunyuanVAEConfig
 from longtake.encoders.cost import autoencoder_cost
 from longtake.encoders.layouts import LAYOUTS, lay_out_weights
-from longtake.models import fused
 from longtake.models.failures import report_to
-from longtake.models.timing import AttentionShape, block_parts
 from longtake.models.ttt import MLP_RATIO
 from longtake.models.ttt_scan import ttt_scan
-from longtake.parallel import missing_compiler, prepare_compiler, start_world
+from longtake.parallel import missing_compiler, start_world
 
-ROWS, INNER, OUTER = (8960, 17920, 26880), 3072, (3072, 9216, 12288, 15360, 21504)  # 9216: q, k and v as one product
-ROW_SHAPES = ((3, 8960, 24, 128), (1, 76544, 24, 128), (1, 17776, 48, 64))  # B, L, N, K
+ROWS, INNER, OUTER = (8960, 17920, 26880), 3072, (3072, 9216, 12288, 15360, 21504)  # 9216: q, k and v in one layer
 ATTENTION = (  # B, L, N, K
     (3, 8960, 24, 128),
     (1, 21248, 24, 128),
@@ -66,7 +57,6 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, help="of each; default: 1 on CUDA")
     parser.add_argument("--frames", type=int, default=129, help="of the video that `vae` encodes")
-    parser.add_argument("--backend", default="inductor", help="of the compiler, beside `fused`")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = parser.parse_args()
@@ -221,81 +211,6 @@ def t5(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield _line(f"{captions} captions of {length} tokens", seconds, 2 * linear * captions * length + scores)
 
 
-def fused_operators(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Forward and backward of what `fused.NAMES` stand for."""
-    prepare_compiler()
-    torch._functorch.config.donated_buffer = False  # or a graph from the cache refuses to run its backward once more
-    device = arguments.device
-    for shape in ((1, 16, 2, 8),) if arguments.tiny else ROW_SHAPES:
-        parts, exact_parts = (_parts(shape, device, dtype) for dtype in (torch.bfloat16, torch.float64))
-        for name, (function, inputs) in parts.items():
-            exact = _exact(*exact_parts[name], inputs)
-            compiled = torch.compile(function, dynamic=False, backend=arguments.backend)
-            for way, names, called in (
-                ("uncompiled", (), function),
-                ("compiled", (), compiled),
-                ("ours", (name,), function),
-            ):
-                fused.use(names)
-                for line in _both_ways(name, called, inputs, exact, arguments):
-                    yield {**line, "what": f"{name} {shape}, {way}, {line['what']}"}
-                fused.use(())
-        del parts, exact_parts, exact, inputs
-
-
-def _parts(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    torch.manual_seed(0)  # positions are drawn first, and are the same in each dtype
-    return block_parts(AttentionShape(*shape), device, dtype)
-
-
-def _tensors(out: Any) -> tuple[Tensor, ...]:
-    return out if isinstance(out, tuple) else (out,)
-
-
-def _exact(function: Callable[..., Any], doubles: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
-    """Results and gradients, of the inputs' numbers in float64."""
-    for double, given in zip(doubles, inputs, strict=True):
-        double.data.copy_(given.data)
-    out = _tensors(function(*doubles))
-    return [one.detach() for one in (*out, *torch.autograd.grad(out, doubles, [one.detach() for one in out]))]
-
-
-def _both_ways(
-    name: str, called: Callable[..., Any], inputs: list[Tensor], exact: list[Tensor], arguments: argparse.Namespace
-) -> Iterator[dict[str, Any]]:
-    """Forward and backward of one way."""
-    device, out = arguments.device, _tensors(called(*inputs))
-    grads = [wanted.to(one) for one, wanted in zip(out, exact, strict=False)]
-    backward = partial(torch.autograd.grad, out, inputs, grads, retain_graph=True)
-    through = sum(one.nbytes for one in (*inputs, *out))
-    for kind, run, found, wanted in (
-        ("forward", partial(called, *inputs), out, exact[: len(out)]),
-        ("backward", backward, backward(), exact[len(out) :]),
-    ):
-        error = max(float((a.detach() - b).abs().max() / b.abs().max()) for a, b in zip(found, wanted, strict=True))
-        seconds = median_seconds(run, device, arguments.seconds)
-        if name.startswith("project"):
-            flops = 2 * sum(one.numel() for one in out) * inputs[0].shape[-1] * (1 + (kind == "backward"))
-            line = _line(kind, seconds, flops)
-        else:
-            moved = through + (kind == "backward") * sum(one.nbytes for one in inputs)
-            copied = _copy_rate(moved, device, arguments.seconds)
-            line = {"what": kind, "ms": 1e3 * seconds, "tb_s": moved / seconds / 1e12, "copy_tb_s": copied}
-            line["rate"] = f"{line['tb_s']:.2f} TB/s, a copy {copied:.2f}"
-        yield {**line, "error": error, "rate": f"{line['rate']}, error {error:.1e}"}
-
-
-_copied: dict[int, float] = {}
-
-
-def _copy_rate(num_bytes: int, device: torch.device, seconds: float) -> float:
-    """TB/s of a copy that reads and writes so many bytes together."""
-    if num_bytes not in _copied:
-        x = torch.zeros(max(1, num_bytes // 4), dtype=torch.bfloat16, device=device)
-        _copied[num_bytes] = 2 * x.nbytes / median_seconds(x.clone, device, seconds) / 1e12
-    return _copied[num_bytes]
-
-
 def chain(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The scan of TTT-MLP, by how many samples and heads run at once; on CUDA its kernels by themselves too."""
     device, dtype = arguments.device, torch.bfloat16
@@ -326,7 +241,6 @@ PARTS = {
     "gemm": products,
     "attention": attention,
     "varlen": varlen,
-    "fused": fused_operators,
     "vae": autoencoder,
     "t5": t5,
     "tiles": tiles,

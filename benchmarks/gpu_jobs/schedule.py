@@ -18,7 +18,6 @@ TIMED = {  # name: limit, hard end, program in benchmarks/, its arguments on a G
     "chain": (30, 150, "kernels.py chain", "--seconds 0.1", ""),
     "varlen": (40, 150, "kernels.py varlen", "--seconds 0.5", ""),
     "lora": (50, 150, "finetune.py --preset cogvideox_fun/lora_2b", "", ""),
-    "fused": (35, 150, "kernels.py fused", "--seconds 0.1", ""),
 }
 
 
@@ -45,7 +44,7 @@ def first(scratch, tiny):
 
 def second(scratch, tiny):
     """Timed jobs, then the GPU tests and a video of each family side by side."""
-    names = ["chain", "varlen", "lora", "fused"][: 4 if (ROOT / "longtake/models/fused_kernels.py").exists() else 3]
+    names = ["chain", "varlen", "lora"]
     tests = [*PYTEST, "-n", "4", "--continue-on-collection-errors", "--junitxml=$OUT/gpu_tests.xml"]
     tests += [*(["--collect-only"] if tiny else []), *_files_with("pytest.mark.gpu")]
     jobs = [*(_timed(name, scratch, tiny) for name in names), Job("tests", tests, 120, 245, grace=16)]

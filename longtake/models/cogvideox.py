@@ -21,14 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtake.contracts import Conditions, UserError
-from longtake.models import fused, layers
+from longtake.models import layers
 from longtake.models.attention import Attention
 from longtake.models.cogvideox_config import CogVideoXConfig
 from longtake.models.cogvideox_positions import GridRotations, LearnedPositions, SinePositions
 from longtake.models.config import ModelSection
 from longtake.models.initial import linear_uniform
 from longtake.models.plans import ANY, Exchange, SequencePlan, TensorSplit, check_conditions
-from longtake.models.projections import project
 
 OFFSET = 2.0  # what the offset of CogVideoX 1.5 I2V is in training and sampling
 EPS = 1e-5  # of norms over the width
@@ -224,9 +223,6 @@ class Join(nn.Module):
         return torch.cat([text, video], dim=1), (text.shape[1], video.shape[1])
 
 
-Gated = tuple[Tensor, Tensor, Tensor]  # what is to be added [B, S, D], its gates for text and for video rows
-
-
 class ExpertNorm(nn.Module):
     """LayerNorm, shifted and scaled for text and for video rows, and the gates of either."""
 
@@ -235,42 +231,24 @@ class ExpertNorm(nn.Module):
         self.linear = nn.Linear(embedded, 6 * width)
         self.norm = nn.LayerNorm(width, eps)
 
-    def forward(
-        self, tokens: Tensor, vec: Tensor, runs: Runs, gated: Gated | None = None
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """tokens [B, S, D], vec [B, E]; `gated` is added first -> new tokens, normed ones, text's gate and video's."""
-        numbers = self.linear(F.silu(vec)).unsqueeze(1).chunk(6, dim=-1)
-        shift, scale, gate, text_shift, text_scale, text_gate = numbers
+    def forward(self, tokens: Tensor, vec: Tensor, runs: Runs) -> tuple[Tensor, Tensor, Tensor]:
+        """tokens [B, S, D], vec [B, E] -> normed tokens, the gate of text rows, the gate of video rows [B, 1, D]."""
+        modulation = self.linear(F.silu(vec)).unsqueeze(1).chunk(6, dim=-1)
+        shift, scale, gate, text_shift, text_scale, text_gate = modulation
         kinds = (text_shift, text_scale), (shift, scale)
-        if gated is not None and not fused.uses("gate_modulate"):
-            tokens, gated = add_gated(tokens, *gated, runs), None
-        if gated is not None or fused.uses("modulate"):
-            factors = [affine(self.norm, *kind) for kind in kinds]
-            added = None if gated is None else (gated[0], gated[1:])
-            return *fused.gate_norm(tokens, added, factors, runs, self.norm.eps), (text_gate, gate)
         parts = enumerate(self.norm(tokens).split(runs, 1))
         normed = torch.cat([torch.addcmul(kinds[i % 2][0], x, 1 + kinds[i % 2][1]) for i, x in parts], 1)
-        return tokens, normed, (text_gate, gate)
-
-
-def affine(norm: nn.LayerNorm, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Factor and offset of norm(x) * (1 + scale) + shift behind a norm without numbers of its own."""
-    factor = 1 + scale.float()
-    return norm.weight * factor, norm.bias * factor + shift
+        return normed, text_gate, gate
 
 
 def add_gated(tokens: Tensor, out: Tensor, text_gate: Tensor, gate: Tensor, runs: Runs) -> Tensor:
     """tokens + gate * out, with a gate for the text rows and one for the video rows."""
-    if fused.uses("gate"):
-        return fused.gate_norm(tokens, (out, (text_gate, gate)), [], runs)[0]
     parts = enumerate(zip(tokens.split(runs, 1), out.split(runs, 1), strict=True))
     return torch.cat([torch.addcmul(x, gate if i % 2 else text_gate, y) for i, (x, y) in parts], 1)
 
 
 class JointAttention(nn.Module):
     """Attention over the joined sequence; queries and keys are normed over the head width, then rotated."""
-
-    projections: ClassVar[tuple[str, ...]] = ("to_q", "to_k", "to_v")
 
     def __init__(self, config: ModelSection, kernel: type[Attention] = Attention) -> None:
         super().__init__()
@@ -281,9 +259,11 @@ class JointAttention(nn.Module):
 
     def heads(self, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, S, D] -> q, k, v [B, S, N, K]; heads are as many as the weights at hand hold."""
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in project(self, x))
-        normed = (q, self.norm_q), (k, self.norm_k)
-        return *(layers.join_heads([one], rope, layers.rotate_interleaved) for one in normed), v
+        q, k, v = (to(x).unflatten(-1, (-1, self.head_dim)) for to in (self.to_q, self.to_k, self.to_v))
+        q, k = self.norm_q(q), self.norm_k(k)
+        if rope is not None:
+            q, k = layers.rotate_interleaved(q, rope), layers.rotate_interleaved(k, rope)
+        return q, k, v
 
     def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
         """x [B, S, D] -> [B, S, D]."""
@@ -303,9 +283,10 @@ class JointBlock(nn.Module):
 
     def forward(self, tokens: Tensor, vec: Tensor, runs: Runs, where: Any = None) -> Tensor:
         """tokens [B, S, D], vec [B, E], where they are (rope [2, S, 1, K/2]) -> new tokens."""
-        tokens, x, gates = self.norm1(tokens, vec, runs)
-        tokens, x, gates = self.norm2(tokens, vec, runs, (self.mix(x, runs, where), *gates))
-        return add_gated(tokens, self.ff(x), *gates, runs)
+        x, text_gate, gate = self.norm1(tokens, vec, runs)
+        tokens = add_gated(tokens, self.mix(x, runs, where), text_gate, gate, runs)
+        x, text_gate, gate = self.norm2(tokens, vec, runs)
+        return add_gated(tokens, self.ff(x), text_gate, gate, runs)
 
     def mix(self, x: Tensor, runs: Runs, where: Any) -> Tensor:
         """What tokens see of each other, [B, S, D] -> [B, S, D]."""
@@ -322,6 +303,4 @@ class AdaNorm(nn.Module):
 
     def forward(self, x: Tensor, vec: Tensor) -> Tensor:
         shift, scale = self.linear(F.silu(vec)).unsqueeze(1).chunk(2, dim=-1)
-        if fused.uses("modulate"):
-            return fused.gate_norm(x, None, [affine(self.norm, shift, scale)], eps=self.norm.eps)[1]
         return torch.addcmul(shift, self.norm(x), 1 + scale)

@@ -6,14 +6,12 @@ Shapes: B batch, C channels, F latent frames, h w latent grid, L tokens, D width
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longtake.models import fused
-from longtake.models.rotations import rotate_and_join
 from longtake.transfer import to_device
 
 EPS = 1e-6
@@ -32,24 +30,12 @@ class RMSNorm(nn.Module):
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """(1 + scale) * LayerNorm(x) + shift. x [..., L, D]; shift, scale [..., 1, D]; the norm has no parameters."""
-    if fused.uses("modulate"):
-        return fused.gate_norm(x, None, [(1 + scale.float(), shift)], eps=EPS)[1]
     return torch.addcmul(shift, F.layer_norm(x, (x.shape[-1],), eps=EPS), 1 + scale)
 
 
 def add_gated(x: Tensor, gate: Tensor, y: Tensor) -> Tensor:
     """x + gate * y. x, y [..., L, D]; gate [..., 1, D]."""
-    if fused.uses("gate"):
-        return fused.gate_norm(x, (y, [gate]), [])[0]
     return torch.addcmul(x, gate, y)
-
-
-def add_gated_and_modulate(x: Tensor, gate: Tensor, y: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """x + gate * y, and that modulated."""
-    if fused.uses("gate_modulate"):
-        return fused.gate_norm(x, (y, [gate]), [(1 + scale.float(), shift)], eps=EPS)
-    x = add_gated(x, gate, y)
-    return x, modulate(x, shift, scale)
 
 
 class MLPEmbedder(nn.Module):
@@ -139,36 +125,20 @@ def join_positions(text_tokens: int, video: Tensor) -> Tensor:
 
 
 def rotate_half(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotate channels (j, K/2 + j) of each head by angle j. x [B, L, N, K]; rope fp32 [2, L, 1, K/2]; dtype of x."""
-    return rotate_and_join([x], rope, pairs=False)
+    """Rotate channels (j, K/2 + j) of each head by angle j. x [B, L, ..., K], rope fp32 [2, L, ..., K/2]."""
+    return _rotate(x, rope, (2, -1), -2)
 
 
 def rotate_interleaved(x: Tensor, rope: Tensor) -> Tensor:
-    """Rotate channels (2j, 2j + 1) of each head by angle j. x [B, L, N, K]; rope fp32 [2, L, 1, K/2]; dtype of x."""
-    return rotate_and_join([x], rope, pairs=True)
+    """Rotate channels (2j, 2j + 1) of each head by angle j. x [B, L, ..., K], rope fp32 [2, L, ..., K/2]."""
+    return _rotate(x, rope, (-1, 2), -1)
 
 
-Heads = tuple[Tensor, nn.Module | None]  # [B, l, N, K], and the norm that is to come
-
-
-def join_heads(
-    parts: Sequence[Heads], rope: Tensor | None = None, rotate: Callable[[Tensor, Tensor], Tensor] = rotate_half
-) -> Tensor:
-    """Heads of streams, normed, one behind the other, rotated: [B, S, N, K]."""
-    if fused.uses("heads") and (len(parts) > 1 or parts[0][1] is not None or rope is not None):
-        norms = [_numbers_of(norm) for _, norm in parts if norm is not None]
-        return fused.join_heads([x for x, _ in parts], norms, rope, rotate is rotate_interleaved)
-    normed = [x if norm is None else norm(x) for x, norm in parts]
-    if rope is not None:
-        return rotate_and_join(normed, rope, rotate is rotate_interleaved)
-    return normed[0] if len(normed) == 1 else torch.cat(normed, dim=1)
-
-
-def _numbers_of(norm: nn.Module) -> tuple[Tensor, Tensor | None, float]:
-    """Weight, bias and eps of an RMSNorm, ours or PyTorch's, or of a LayerNorm."""
-    if isinstance(norm, RMSNorm):
-        return norm.scale, None, EPS
-    return norm.weight, getattr(norm, "bias", None), norm.eps
+def _rotate(x: Tensor, rope: Tensor, pairs: tuple[int, int], dim: int) -> Tensor:
+    """Rotary position embedding (Su et al., RoFormer, 2021): (a, b) -> (a cos - b sin, b cos + a sin), in fp32."""
+    a, b = x.float().unflatten(-1, pairs).movedim(dim, 0)
+    cos, sin = rope
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], dim).flatten(-2).to(x.dtype)
 
 
 def patchify(x: Tensor, patch: int) -> Tensor:

@@ -21,12 +21,10 @@ from torch import Tensor, nn
 
 from longtake.contracts import Conditions, UserError
 from longtake.models import layers
-from longtake.models.activations import beside_gelu
 from longtake.models.attention import Attention
 from longtake.models.config import MMDiTConfig
 from longtake.models.initial import linear_uniform
 from longtake.models.plans import ANY, Exchange, SequencePlan, TensorSplit, check_conditions
-from longtake.models.projections import project, project_out
 
 TIME_FEATURES = 256
 _QKV = ("hidden_size", "hidden_size", "hidden_size")
@@ -214,9 +212,9 @@ class QKNorm(nn.Module):
         self.query_norm = layers.RMSNorm(head_dim)
         self.key_norm = layers.RMSNorm(head_dim)
 
-    def beside(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[layers.Heads, layers.Heads, layers.Heads]:
-        """Each with its norm."""
-        return (q, self.query_norm), (k, self.key_norm), (v, None)
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """q, k [B, L, N, K] -> the same, normed."""
+        return self.query_norm(q), self.key_norm(k)
 
 
 class StreamProjections(nn.Module):
@@ -232,24 +230,23 @@ class StreamProjections(nn.Module):
             self.q_proj = nn.Linear(width, width, bias=config.qkv_bias)
             self.k_proj = nn.Linear(width, width, bias=config.qkv_bias)
             self.v_proj = nn.Linear(width, width, bias=config.qkv_bias)
-            self.projections = ("q_proj", "k_proj", "v_proj")
         self.fused = config.fused_qkv
         self.norm = QKNorm(config.head_dim)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> tuple[layers.Heads, layers.Heads, layers.Heads]:
-        """x [B, L, D] -> q, k, v [B, L, N, K] with their norms, N as many heads as the weights at hand hold."""
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, L, D] -> q, k (both normed), v [B, L, N, K]; N counts the heads in this rank's weights."""
         if self.fused:
             q, k, v = self.qkv(x).chunk(3, dim=-1)
         else:
-            q, k, v = project(self, x)
-        return self.norm.beside(*(part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v)))
+            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q, k, v = (heads.unflatten(-1, (-1, self.head_dim)) for heads in (q, k, v))
+        q, k = self.norm(q, k)
+        return q, k, v
 
 
 class DoubleBlock(nn.Module):
     """Text and video keep their own weights and meet in one attention, text first; then an MLP for each."""
-
-    ways_out: ClassVar[tuple[str, ...]] = ("txt_attn.proj", "img_attn.proj")
 
     def __init__(self, config: MMDiTConfig) -> None:
         super().__init__()
@@ -267,17 +264,18 @@ class DoubleBlock(nn.Module):
         img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.img_mod(vec)
         txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec)
 
-        img_qkv = self.img_attn(layers.modulate(img, img_shift1, img_scale1))
-        txt_qkv = self.txt_attn(layers.modulate(txt, txt_shift1, txt_scale1))
-        streams = zip(txt_qkv, img_qkv, strict=True)
-        q, k, v = (layers.join_heads(x, at, self.rotate) for x, at in zip(streams, (rope, rope, None), strict=True))
+        img_q, img_k, img_v = self.img_attn(layers.modulate(img, img_shift1, img_scale1))
+        txt_q, txt_k, txt_v = self.txt_attn(layers.modulate(txt, txt_shift1, txt_scale1))
+        q = self.rotate(torch.cat([txt_q, img_q], dim=1), rope)
+        k = self.rotate(torch.cat([txt_k, img_k], dim=1), rope)
+        v = torch.cat([txt_v, img_v], dim=1)
         out = self.attention(q, k, v).flatten(2)
-        outs = project_out(self, out, [of_stream[0][0].shape[1] for of_stream in (txt_qkv, img_qkv)])  # gone once added
+        txt_out, img_out = out.split([txt_q.shape[1], img_q.shape[1]], dim=1)
 
-        img, x = layers.add_gated_and_modulate(img, img_gate1, outs.pop(), img_shift2, img_scale2)
-        img = layers.add_gated(img, img_gate2, self.img_mlp(x))
-        txt, x = layers.add_gated_and_modulate(txt, txt_gate1, outs.pop(), txt_shift2, txt_scale2)
-        txt = layers.add_gated(txt, txt_gate2, self.txt_mlp(x))
+        img = layers.add_gated(img, img_gate1, self.img_attn.proj(img_out))
+        img = layers.add_gated(img, img_gate2, self.img_mlp(layers.modulate(img, img_shift2, img_scale2)))
+        txt = layers.add_gated(txt, txt_gate1, self.txt_attn.proj(txt_out))
+        txt = layers.add_gated(txt, txt_gate2, self.txt_mlp(layers.modulate(txt, txt_shift2, txt_scale2)))
         return img, txt
 
 
@@ -307,10 +305,10 @@ class SingleBlock(nn.Module):
         shift, scale, gate = self.modulation(vec)
         q, k, v, hidden = self._project(layers.modulate(tokens, shift, scale))
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
-        q, k, _ = self.norm.beside(q, k, v)
-        q, k = (layers.join_heads([x], rope, self.rotate) for x in (q, k))
+        q, k = self.norm(q, k)
+        q, k = self.rotate(q, rope), self.rotate(k, rope)
         out = self.attention(q, k, v).flatten(2)
-        out = self.linear2(beside_gelu(out, hidden))
+        out = self.linear2(torch.cat([out, F.gelu(hidden, approximate="tanh")], dim=-1))
         return layers.add_gated(tokens, gate, out)
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:

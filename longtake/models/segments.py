@@ -108,8 +108,7 @@ class AttentionInSegments(Attention):
         is_whole = count == 1 and share.is_first and share.is_last  # nothing to lay out anew
         if not is_whole:
             q, k, v = (_fold(x, count, share) for x in (q, k, v))
-        rope = share.rope
-        q, k = (layers.join_heads([(x, None)], rope, layers.rotate_interleaved) for x in (q, k))
+        q, k = layers.rotate_interleaved(q, share.rope), layers.rotate_interleaved(k, share.rope)
         out = super().forward(q, k, v)
         return out if is_whole else _unfold(out, count, share)
 

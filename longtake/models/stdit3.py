@@ -234,8 +234,10 @@ class SelfAttention(nn.Module):
         """x [B, M, D] -> [B, M, D]; heads are as many as the weights at hand hold."""
         qkv = self.qkv(x).unflatten(-1, (3, -1, self.head_dim)).unflatten(1, (-1, places))
         q, k, v = qkv.unbind(-3)
-        normed = (q, self.q_norm), (k, self.k_norm)
-        q, k = (layers.join_heads([one], rope, layers.rotate_interleaved) for one in normed)
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rope is not None:
+            q, k = layers.rotate_interleaved(q, rope), layers.rotate_interleaved(k, rope)
         return self.proj(self.attention(q, k, v).flatten(-2).flatten(1, 2))
 
 

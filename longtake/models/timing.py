@@ -1,29 +1,21 @@
-"""What is the fastest on a GPU: candidates run forward and backward at a run's own shape.
-
-Kernels of attention; and norms, rotations, gates and projections, by our operators (`fused`) or by PyTorch's, compiled
-or not.
-"""
+"""What is the fastest on a GPU: kernels of attention run forward and backward at a run's own shape."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from math import ceil
-from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
 
-from longtake.models import fused, layers
 from longtake.models.attention import Attention, fault_of
 from longtake.models.attention_kernels import flash_attention_restored
 from longtake.models.config import Backend
 from longtake.models.failures import Report, failure_of
-from longtake.models.projections import project, project_out
 
 _REPEATS = 3
 _CANDIDATES: tuple[Backend, ...] = ("cudnn", "flash", "fa3", "efficient")
@@ -108,89 +100,6 @@ def clock(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def time_fused(
-    shape: AttentionShape,
-    device: torch.device,
-    dtype: torch.dtype,
-    compiled: bool,
-    report: Report,
-    names: Collection[str] = fused.NAMES,
-) -> dict[str, dict[str, float]]:
-    """Seconds of a forward and backward of each of these `fused.NAMES`, "fused" and "plain". `report` is called for
-    what fails."""
-    found = {}
-    for name, (function, inputs) in block_parts(shape, device, dtype).items():
-        if name not in names:
-            continue
-        called = torch.compile(function, dynamic=False) if compiled else function
-
-        def run(names: tuple[str, ...], called: Callable[..., Any], inputs: list[Tensor]) -> None:
-            fused.use(names)
-            try:
-                out = called(*inputs)
-                out = out if isinstance(out, tuple) else (out,)
-                torch.autograd.grad(out, inputs, [one.detach() for one in out])
-            except torch.AcceleratorError:
-                raise
-            except Exception as error:  # compilers raise many kinds
-                raise RuntimeError(str(error)) from error
-
-        ways = {"fused": partial(run, (name,), called, inputs), "plain": partial(run, (), called, inputs)}
-        try:
-            found[name] = time_each(ways, device, lambda way, text, name=name: report(f"{name}, {way}", text))
-        finally:
-            fused.use(())
-    return found
-
-
-class Projections(nn.Module):
-    """Queries, keys and values of one input; and text and video of attention's result on their way out."""
-
-    projections: ClassVar[tuple[str, ...]] = ("q", "k", "v")
-    ways_out: ClassVar[tuple[str, ...]] = ("text", "video")
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.text, self.video = (nn.Linear(width, width) for _ in range(5))
-
-
-def block_parts(
-    shape: AttentionShape, device: torch.device, dtype: torch.dtype
-) -> dict[str, tuple[Callable[..., Any], list[Tensor]]]:
-    """What each of `fused.NAMES` stands for, with inputs: heads of this shape, rows as wide as all heads."""
-    norm = layers.RMSNorm(shape.width).to(device, dtype)
-    rope = torch.randn(2, shape.tokens, 1, shape.width // 2, device=device)
-
-    def drawn(*size: int) -> Tensor:
-        return torch.randn(size, device=device, dtype=dtype).requires_grad_()
-
-    def heads(x: Tensor, scale: Tensor) -> Tensor:
-        return layers.join_heads([(x, norm)], rope)
-
-    def projected(x: Tensor, *numbers: Tensor) -> tuple[Tensor, ...]:
-        return tuple(project(linear, x))
-
-    def projected_out(x: Tensor, *numbers: Tensor) -> tuple[Tensor, ...]:
-        return tuple(project_out(linear, x, (text, shape.tokens - text)))
-
-    width = shape.heads * shape.width
-    x, y = (drawn(shape.batch, shape.tokens, width) for _ in range(2))
-    numbers = [drawn(shape.batch, 1, width) for _ in range(3)]
-    linear, text = Projections(width).to(device, dtype), shape.tokens // 16
-    inward, outward = (
-        [p for name, p in linear.named_parameters() if name.partition(".")[0] in names]
-        for names in (linear.projections, linear.ways_out)
-    )
-    return {
-        "heads": (heads, [drawn(shape.batch, shape.tokens, shape.heads, shape.width), norm.scale]),
-        "modulate": (layers.modulate, [x, *numbers[:2]]),
-        "gate": (layers.add_gated, [x, numbers[0], y]),
-        "gate_modulate": (layers.add_gated_and_modulate, [x, numbers[0], y, *numbers[1:]]),
-        "project": (projected, [x, *inward]),
-        "project_out": (projected_out, [x, *outward]),
-    }
 
 
 def timed_on(device: torch.device) -> dict[str, str]:

@@ -9,7 +9,7 @@ Shapes: B samples, S tokens in segment order, l those at hand, D width, N heads,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from longtake.contracts import UserError
 from longtake.models import layers
 from longtake.models.cogvideox import Runs, add_gated
-from longtake.models.projections import project
 from longtake.models.segments import Segments
 from longtake.models.ttt_scan import scan_flops, ttt_scan
 from longtake.models.ttt_video_config import TTTVideoConfig
@@ -184,8 +183,6 @@ class DirectionGate(nn.Module):
 class TTT(nn.Module):
     """Adds to tokens what an inner network gives that has learned along them: forward, then backward."""
 
-    projections: ClassVar[tuple[str, ...]] = ("wq", "wk", "wv")
-
     def __init__(self, config: TTTVideoConfig) -> None:
         super().__init__()
         width, self.head_dim = config.hidden_size, config.head_dim
@@ -211,7 +208,7 @@ class TTT(nn.Module):
 
     def heads(self, x: Tensor) -> tuple[Tensor, ...]:
         """q, k, v [B, l, N, K], and what makes the inner learning rate [B, l, N, 1]."""
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in project(self, x))
+        q, k, v = (to(x).unflatten(-1, (-1, self.head_dim)) for to in (self.wq, self.wk, self.wv))
         return q, k, v, self.rate(x).unsqueeze(-1)
 
     def joined(self, heads: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from longtake.contracts import Bucket
 from longtake.models.attention import MIXERS, Attention
-from longtake.models.projections import JOINED
 from longtake.parallel.budgets import INPUTS, Budget, budget_of, levels_of
 from longtake.parallel.degrees import EntryKey
 from longtake.parallel.offload import BlockStore, back
@@ -305,9 +304,6 @@ def kept_as(operation: Any, args: Sequence[Any]) -> Literal["attention"] | tuple
         return "attention"
     if operation in _ATTENTION:  # where gradients are off it is a part of something else
         return "attention" if torch.is_grad_enabled() else None
-    if isinstance(operation, torch._ops.OpOverload) and operation.name() in JOINED:  # of layers alike in size
-        outputs, inputs = args[1][0].shape
-        return inputs, outputs
     if operation in _PRODUCTS:
         first = _PRODUCTS[operation]
         return args[first].shape[1], args[first + 1].shape[1]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from longtake.models import Law, block_counts, denoiser_class, fit, fused
+from longtake.models import Law, block_counts, denoiser_class, fit
 from longtake.models.build import LatentSize
 from longtake.parallel import Keepable, Kept, find_keepable
 from longtake.plan.block_traces import LAUNCH, Point, TracedBlocks, first_of, one_of_each_kind
@@ -104,9 +104,7 @@ def count_blocks(config: Any, batch: MicroBatch, layout: Layout) -> Blocks:
     upkeep = layout.upkeep.lora, layout.upkeep.freeze, layout.upkeep.train_only
     peers = layout.sequence, layout.tensor, layout.sequence_attention
     sizes = batch.batch, batch.latent, batch.text_tokens
-    return _count_blocks(
-        config, sizes, upkeep, layout.compute_bytes, layout.float8, peers, layout.compiled, fused.used()
-    )
+    return _count_blocks(config, sizes, upkeep, layout.compute_bytes, layout.float8, peers, layout.compiled)
 
 
 @lru_cache(maxsize=4096)
@@ -118,12 +116,11 @@ def _count_blocks(
     float8: bool,
     peers: Any,
     compiled: bool,
-    operators: tuple[str, ...],
 ) -> Blocks:
     batch, latent, text_tokens = sizes
     bare = {"from_pretrained": None, "grad_ckpt_settings": None, "grad_ckpt_budget": "auto", "grad_ckpt_buffer_size": 0}
     config = config.model_copy(update=bare)
-    run = _traced_blocks(config, Upkeep(*upkeep), compute_bytes, float8, peers, text_tokens, operators)
+    run = _traced_blocks(config, Upkeep(*upkeep), compute_bytes, float8, peers, text_tokens)
     frames = latent[1] / config.patch[0]
     tokens = denoiser_class(config).tokens(config, latent)
     law = _law(run, batch > 1, frames > 1, int(frames) % run.frame_peers)
@@ -132,7 +129,7 @@ def _count_blocks(
     else:
         grid = (ceil(size / patch) for size, patch in zip(latent[1:], config.patch, strict=True))
         numbers = {name: np.array(of, float) if np.ndim(of) else of for name, of in run.numbers((batch, *grid)).items()}
-    facts = config, upkeep, compute_bytes, float8, peers, text_tokens, operators
+    facts = config, upkeep, compute_bytes, float8, peers, text_tokens
     shares = _compiled_shares(run, *facts) if compiled else {}
     of_kind = {kind: _block(kind, numbers, *shares.get(kind, _EAGER)) for kind in dict.fromkeys(run.kinds)}
     blocks = [of_kind[kind] for kind in run.kinds]
@@ -189,9 +186,8 @@ def _traced_blocks(
     float8: bool,
     peers: Any,
     text_tokens: int,
-    operators: tuple[str, ...],
 ) -> TracedBlocks:
-    """Blocks that are ready to be traced. operators: those that `fused.use` has set, of which a trace depends."""
+    """Blocks that are ready to be traced."""
     kinds, model = one_of_each_kind(config, upkeep, compute_bytes)
     if float8:
         multiply_in_float8(model)

@@ -25,10 +25,6 @@ from longtake.system.float8 import use_float8
 if TYPE_CHECKING:
     from torch import fx
 
-_OF_OURS = ("longtake.join_heads", "longtake.gate_norm")
-_JOINS = "longtake.project.", "longtake.project_backward."
-_COPIES = "longtake.project_out_backward."  # its input, for the weights' gradients, where there are several samples
-
 
 def compiled_bytes(
     block: nn.Module, forward: Callable[..., Any], called: Any, own: Collection[int]
@@ -99,8 +95,7 @@ def _saved(graph: fx.Graph, num_weights: int, num_outs: int, is_shared: Sequence
 
 def _moved(graph: fx.Graph) -> int:
     """Bytes that the fused kernels of a graph at least read and write: what products and attention, the graph's own
-    inputs, or its outputs hand to them and take; what exchanges between peers lay out anew, and what operators of ours
-    read and write (`models.fused`)."""
+    inputs, or its outputs hand to them and take; and the copies that collectives between ranks make."""
     copied = 0
     fused: dict[int, bool] = {}  # memory -> whether a fused kernel makes it
     crossing: dict[int, int] = {}
@@ -110,15 +105,10 @@ def _moved(graph: fx.Graph) -> int:
         if node.op == "placeholder":
             fused |= dict.fromkeys((memory._cdata for memory in _memories(node)), False)
         elif node.op == "output" or (made and made[0] not in fused):
-            alone = _is_exchange(node) or str(node.target).startswith(_OF_OURS)
-            if alone:
+            is_exchange = _is_exchange(node)
+            if is_exchange:
                 copied += sum(tensor.nbytes for one in (node, *node.all_input_nodes) for tensor in _values(one))
-            if str(node.target).startswith(_JOINS):  # weights, into one
-                joined = next(of for of in node.args if isinstance(of, list | tuple))
-                copied += 2 * sum(tensor.nbytes for one in joined for tensor in _values(one))
-            if str(node.target).startswith(_COPIES) and (x := _values(node.args[1])[0]).shape[0] > 1:
-                copied += 2 * x.nbytes
-            product = alone or getattr(node.target, "overloadpacket", None) in flop_registry
+            product = is_exchange or getattr(node.target, "overloadpacket", None) in flop_registry
             own = node.op != "output" and not product
             crossing |= {memory: size for memory, size in taken.items() if fused.get(memory, own) is not own}
             fused |= dict.fromkeys(made, own)

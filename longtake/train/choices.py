@@ -15,39 +15,32 @@ import torch
 from longtake.buckets import PassOrder
 from longtake.contracts import Bucket
 from longtake.encoders import choose_layout
-from longtake.models import Attention, AttentionChoice, block_counts, denoiser_class, fused, use_attention
+from longtake.models import Attention, AttentionChoice, block_counts, use_attention
 from longtake.models.attention import KERNEL_NAMES
 from longtake.models.failures import report_to
-from longtake.models.projections import joins
-from longtake.models.timing import AttentionShape, slow_on_hopper, time_backends, time_fused, timed_on
+from longtake.models.timing import AttentionShape, slow_on_hopper, time_backends, timed_on
 from longtake.parallel import (
     BucketPeers,
     Budget,
     EntryKey,
     World,
-    bucket_degrees,
     budget_json,
     budgets_words,
-    prepare_compiler,
     read_budget,
-    resolve_degrees,
     used_levels,
 )
-from longtake.parallel.compile import STATIC_SHAPES, use_compile_cache
+from longtake.parallel.compile import STATIC_SHAPES
 from longtake.parallel.mesh import ulysses_degree
-from longtake.plan.layout import Upkeep
 from longtake.plan.machine import Machine
 from longtake.plan.memory import recomputed
-from longtake.plan.parameters import meta_model
 from longtake.plan.work import read_layout, read_work
 from longtake.system import System, compiles
-from longtake.system.encoders import device_dtype
 from longtake.train.config import RunConfig
 from longtake.train.cost import run_dummy
 from longtake.train.stream import StepStream
 
 Found = Mapping[str, Any]
-_CHANGED = "the run's dtype, compile, mesh, model, encoders, operators or buckets have changed"
+_CHANGED = "the run's dtype, compile, mesh, model, encoders or buckets have changed"
 
 
 class Choices:
@@ -143,68 +136,14 @@ def choose_attention_by_time(
         say(f"attention: this Hopper GPU is left on FlashAttention-2: {found['warning']}")
 
 
-def choose_fused_by_time(config: RunConfig, world: World, choices: Choices, say: Callable[[str], None]) -> None:
-    """On CUDA: lets blocks compute norms, rotations, gates and projections by our operators where they are faster, at
-    the run's largest shape, than what they replace. Nothing is timed with `deterministic`. Collective."""
-    fused.use(())
-    if config.deterministic or not fused.runs_here(world.device):
-        return
-    _, _, sequence, tensor = resolve_degrees(config.parallel, world.size)
-    kind, buckets = denoiser_class(config.model), config.bucket_rule.buckets
-
-    def tokens(bucket: Bucket) -> int:
-        return kind.tokens(config.model, config.ae.latent(*bucket.shape)) + config.text_length
-
-    degrees = bucket_degrees(config.parallel, sequence, buckets, tokens)
-
-    def shape(bucket: Bucket) -> AttentionShape:
-        own, heads = -(-tokens(bucket) // degrees.get(bucket.entry, sequence)), kind.heads(config.model) // tensor
-        return AttentionShape(bucket.batch_size, own, heads, config.model.head_dim)
-
-    largest = max(map(shape, buckets), key=lambda one: one.batch * one.tokens)
-    dtype, compiled = device_dtype(config.dtype, world.device), bool(config.compile)
-
-    def choose() -> Found:
-        if compiled:  # as blocks will be
-            prepare_compiler()
-            if config.compile_cache:
-                use_compile_cache(config.compile_cache)
-        joining = "project", "project_out"
-        names = [name for name in fused.NAMES if name not in joining or _joins(config, tensor, name)]
-        seconds = time_fused(largest, world.device, dtype, compiled, report_to(say, "fused operators"), names)
-        chosen = [name for name, of in seconds.items() if of.get("fused", math.inf) < of.get("plain", math.inf)]
-        return {"chosen": chosen, "shape": str(largest), "seconds": seconds}
-
-    basis = _basis(str(dtype), compiled, config.precision, tensor, config.lora, str(largest))
-    found = choices.take("fused", choose, basis)
-    world.free_memory()
-    fused.use(found["chosen"])
-    words = {"fused": "fused", "plain": "compiled" if config.compile else "uncompiled"}
-    figures = "; ".join(
-        f"{name} {', '.join(f'{words[way]} {1e3 * of:.2f} ms' for way, of in ways.items())}"
-        for name, ways in found["seconds"].items()
-    )
-    chosen = ", ".join(found["chosen"]) or "nothing"
-    say(f"fused operators by time: {chosen} (forward and backward of {found['shape']}: {figures})")
-
-
-def _joins(config: RunConfig, tensor: int, which: str) -> bool:
-    """Whether blocks of the run have layers that may be one operator, see `joins`."""
-    if tensor > 1 or config.precision is not None:
-        return False
-    return joins(meta_model(config.model, Upkeep(config.lora, config.freeze, config.train_only), 2), which)
-
-
 def settle_blocks(
     config: RunConfig, world: World, choices: Choices, say: Callable[[str], None]
 ) -> tuple[RunConfig, dict[EntryKey, Budget]]:
-    """The run with `compile` decided, and the budgets of its entries. Fused operators are chosen between the two: they
-    keep other tensors for backward than what they replace, and the forecast counts what runs. Collective."""
+    """The run with `compile` decided, and the budgets of its entries. Collective."""
     compiled, why = compiles(config, world)
     if why is not None:
         say(why)
     config = config.model_copy(update={"compile": compiled})
-    choose_fused_by_time(config, world, choices, say)
     return config, choose_budgets(config, world, choices, say)
 
 
@@ -232,8 +171,7 @@ def choose_budgets(
 
     encoders = [getattr(config, name) for name in ("ae", *(text.section for text in config.family.texts))]
     sources = config.dataset.stored, config.dataset.latents_missing  # which decide whether there are encoders
-    facts = layout, config.model, config.bucket_rule.buckets, encoders, sources
-    basis = _basis(*facts, *fused.used())
+    basis = _basis(layout, config.model, config.bucket_rule.buckets, encoders, sources)
     found = choices.take("kept outputs", choose, basis)
     budgets = {(name, int(t)): read_budget(of) for name, own in found["budgets"].items() for t, of in own.items()}
     said = budgets_words({f"{name}/{t}f": of for (name, t), of in budgets.items()}, [*block_counts(config.model)])

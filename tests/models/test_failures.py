@@ -13,7 +13,6 @@ from longtake.parallel import BlockStore, host
 from longtake.plan import measure
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-SHAPE = timing.AttentionShape(1, 4, 2, 8)
 
 
 def ignore(name: str, text: str) -> None: ...
@@ -29,7 +28,6 @@ def tensor() -> torch.Tensor:
 
 TRIED: dict[str, Callable[[], object]] = {
     "timed calls": lambda: timing.time_each({"kernel": fails}, CPU, ignore),
-    "fused operators": lambda: timing.time_fused(SHAPE, CPU, torch.float32, False, ignore),
     "rates of attention": lambda: measure.attention_rates(tensor(), tensor(), tensor(), lambda run: 1.0, ignore),
     "a probe of attention": lambda: attention.fault_of("flash", CPU, torch.float32, 8),
     "offloaded activations": lambda: BlockStore(1)._host(CPU),

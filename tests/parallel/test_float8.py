@@ -6,16 +6,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from longtake.parallel import World
 from tests.parallel.matrix import SMALL, WITH_BUDGET
-from tests.parallel.one_step import Case, differences, step_alone, step_on
-from tests.parallel.test_fused import apart
+from tests.parallel.one_step import Case, Step, differences, step_alone, step_on, whole
 from tests.precision import within
 from tests.ranks import Facts, on_ranks
 
 pytest.importorskip("torchao.float8")
 SHARDS = Case({}, SMALL["model"], float8=True, micro=(0, 1), **WITH_BUDGET)
+
+
+def apart(step: Step, other: Step) -> float:
+    """Relative distance of losses and gradients from those of another step."""
+
+    def joined(step: Step) -> Tensor:
+        gradients = [whole(step.gradients[name]).flatten() for name in sorted(step.gradients)]
+        return torch.cat([torch.tensor(step.losses), *gradients])
+
+    assert step.gradients.keys() == other.gradients.keys()
+    return float((joined(step) - joined(other)).norm() / joined(other).norm())
 
 
 def beside_one_process(world: World) -> Facts:

@@ -48,8 +48,8 @@ def test_each_kind_of_work_takes_the_time_of_its_own_rate() -> None:
     attention = 4 * (33 * 256 + 512) ** 2 * MODEL.hidden_size * 3 * 57
     assert parts["attention"] == pytest.approx(attention / 1e13 + 2.5 * attention / 2e13)
     assert parts["products"] == pytest.approx(3 * (3 * FORWARD - attention) / 1e14, rel=0.01)
-    unit = 3 * (33 * 256 + 512) * MODEL.hidden_size * 2  # bytes of the tokens' stream; a block moves some 150 of them
-    assert 120 * 57 * unit / 1e12 < parts["elementwise"] < 180 * 57 * unit / 1e12
+    unit = 3 * (33 * 256 + 512) * MODEL.hidden_size * 2  # bytes of the tokens' stream; a block moves some 210 of them
+    assert 170 * 57 * unit / 1e12 < parts["elementwise"] < 250 * 57 * unit / 1e12
     again = seconds(Layout(remat=(19, 38), budget=0.0), machine).parts
     kept = {name: again[name] for name in ("products", "attention", "elementwise")}
     assert kept == {name: parts[name] for name in kept}

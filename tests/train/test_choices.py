@@ -8,19 +8,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
 from rich.console import Console
-from torch._inductor import config as inductor
 
 from longtake.checkpoint import Clock, RunState
 from longtake.contracts import Bucket, UserError
-from longtake.models import Attention, attention_kernels, fused, timing
+from longtake.models import Attention, attention_kernels, timing
 from longtake.models.attention import KERNEL_NAMES
 from longtake.models.config import Backend
-from longtake.models.timing import AttentionShape, time_fused
 from longtake.parallel import (
     BlockCompiler,
     BlockMode,
@@ -34,7 +32,7 @@ from longtake.parallel import (
 )
 from longtake.plan import measure
 from longtake.plan.machine import FORECAST_ERROR
-from longtake.plan.work import Work, read_layout, read_work
+from longtake.plan.work import read_layout, read_work
 from longtake.presets import find_preset
 from longtake.system import System, build_system
 from longtake.train import RunConfig, read_run
@@ -42,17 +40,15 @@ from longtake.train import choices as module
 from longtake.train.choices import (
     Choices,
     choose_attention_by_time,
-    choose_fused_by_time,
     choose_graphs,
     settle_blocks,
 )
 from longtake.train.folder import RunFolder
 from longtake.train.run import RunLaunch
-from tests.plan.runs import run_config
 from tests.system.test_build import system_config
 from tests.train.runs import metrics, train_here
 
-CHANGED = "the run's dtype, compile, mesh, model, encoders, operators or buckets have changed"
+CHANGED = "the run's dtype, compile, mesh, model, encoders or buckets have changed"
 BUCKETS = tuple(Bucket("32px", frames, "1:1", (frames, 32, 32), batch) for frames, batch in ((1, 4), (16, 2)))
 
 
@@ -126,8 +122,6 @@ def test_a_run_and_a_plan_that_measures_time_all_kernels_there_are(monkeypatch: 
     assert len(ran["run"]) == len(named)
     assert set(ran["run"]) == set(ran["plan"]) == named
     assert failed["run"] == failed["plan"] == dict.fromkeys(named, "no GPU is here")
-    parts = timing.block_parts(timing.AttentionShape(1, 4, 2, 8), torch.device("cpu"), torch.float32)
-    assert tuple(parts) == fused.NAMES
 
 
 def test_where_no_kernel_can_be_timed_a_line_says_so(
@@ -180,7 +174,6 @@ def test_nothing_is_timed_for_a_run_that_is_to_repeat_itself_or_names_its_kernel
 def on_gpus(monkeypatch: pytest.MonkeyPatch, world: World, *free_gib: float) -> World:
     """The world as one of GPUs with so much free memory, which have a compiler."""
     monkeypatch.setattr(module, "timed_on", lambda device: {"device": "a GPU", "torch": "2.11"})
-    monkeypatch.setattr(fused, "runs_here", lambda device: False)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free_gib[0] * 2**30, 80 * 2**30))
     monkeypatch.setattr("longtake.parallel.missing_compiler", lambda device: None)
     monkeypatch.setattr(
@@ -339,83 +332,6 @@ def test_a_run_with_graphs_of_its_own_trains_alike_and_goes_on_with_them(
     state = RunState.read(outcome.checkpoint)
     again, _ = train_here(outcome.folder, "--max-steps", "2")
     assert RunState.read(again.checkpoint).choices == state.choices != {}
-
-
-def test_operators_are_used_where_they_are_faster_but_not_by_a_run_that_began_without(
-    world: World, timed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds = {"heads": {"fused": 1.0, "plain": 2.0}, "gate": {"fused": 2.0, "plain": 1.0}, "modulate": {"plain": 1.0}}
-    asked: list[tuple[str, ...]] = []
-    rules: list[bool] = []  # whether the compiler's are those that blocks have
-
-    def time_them(shape: AttentionShape, *how: Any) -> dict:
-        timed.append(str(shape))
-        asked.append(tuple(how[-1]))
-        rules.append(inductor.test_configs.force_filter_reduction_configs)
-        return seconds
-
-    monkeypatch.setattr(module, "time_fused", time_them)
-    monkeypatch.setattr(fused, "runs_here", lambda device: True)
-    config, said = run_config(), []
-
-    def launch_of(kept: dict, **changes: object) -> tuple[dict, tuple[str, ...]]:
-        choices = Choices(world, RunState(Clock(), choices=kept).to_json()["choices"], said.append)
-        choose_fused_by_time(config.model_copy(update=changes), world, choices, said.append)
-        return choices.made, fused.used()
-
-    try:
-        made, used = launch_of({})
-        assert used == ("heads",)
-        assert said[0].startswith("fused operators by time: heads (forward and backward of 4 x ")
-        assert said[0].endswith(
-            "heads fused 1000.00 ms, uncompiled 2000.00 ms; gate fused 2000.00 ms, uncompiled 1000.00 ms; "
-            "modulate uncompiled 1000.00 ms)"
-        )
-        assert launch_of(made) == (made, ("heads",))
-        assert launch_of(made, deterministic=True) == (made, ())  # kept for a launch that need not repeat itself
-        assert len(timed) == 1
-        left_open, used = launch_of({}, deterministic=True)
-        assert (used, len(timed)) == ((), 1)
-        said.clear()
-        assert launch_of(left_open) == (made, ("heads",))
-        assert said[0].startswith("fused operators by time: heads ")
-        assert len(timed) == 2
-        launch_of({}, precision="fp8")  # where no layers are joined
-        assert asked == [fused.NAMES, fused.NAMES, fused.NAMES[:-2]]
-        said.clear()
-        with inductor.patch({"test_configs.force_filter_reduction_configs": False}):
-            launch_of({})
-            said.clear()
-            launch_of(made, compile=True)
-            assert rules[-2:] == [False, True]
-        assert said[0] == f"fused: chosen anew: {CHANGED}"
-    finally:
-        fused.use(())
-
-
-def test_budgets_are_settled_for_the_operators_that_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, counted = on_gpus(monkeypatch, world, 8), []
-    budget = Work.budget
-    monkeypatch.setattr(Work, "budget", lambda *given: counted.append(fused.used()) or budget(*given))
-    kept = {"fused": {"chosen": ["heads"], "shape": "", "seconds": {}, "machine": {"device": "a GPU", "torch": "2.11"}}}
-    try:
-        *_, first = settle(cuda, [])
-        assert set(counted) == {()}
-        counted.clear()
-        monkeypatch.setattr(fused, "runs_here", lambda device: device.type == "cuda")
-        *_, then = settle(cuda, said := [], {**first, **kept})
-    finally:
-        fused.use(())
-    assert set(counted) == {("heads",)}
-    assert f"kept outputs: chosen anew: {CHANGED}" in said
-    assert then["kept outputs"]["basis"] != first["kept outputs"]["basis"]
-
-
-def test_operators_are_timed_beside_what_they_replace() -> None:
-    shape = AttentionShape(1, 6, 2, 8)
-    found = time_fused(shape, torch.device("cpu"), torch.float32, False, lambda *_: None)
-    assert {name: set(of) for name, of in found.items()} == {name: {"fused", "plain"} for name in fused.NAMES}
-    assert fused.used() == ()
 
 
 def test_choices_saved_in_another_runs_checkpoint_are_not_taken(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
