@@ -1,12 +1,10 @@
 """A sample from a latent store beside the same sample decoded and encoded: milliseconds of one process.
 
     python benchmarks/encode.py [--tiny] [--json FILE]
-    python benchmarks/encode.py --layouts [--tiny] [--json FILE]     an autoencoder's convolutions in two memory layouts
 
 Made clips (H.264) are encoded in one view with the pixel autoencoder, which keeps every number of the pixels as a
 float32: its latents are as many bytes as latents can be, and encoding costs next to nothing. Ways are timed in turns;
-the best turn of each counts. `--layouts`: HunyuanVideo's autoencoder of a smaller width and random weights, by what
-chooses a layout on a GPU; medians of some turns.
+the best turn of each counts.
 """
 
 from __future__ import annotations
@@ -16,12 +14,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import torch
 from machine import print_table, write_json
-from step_run import random_autoencoder
 
 from longtake.buckets import BucketRule
 from longtake.contracts import Slot
@@ -30,9 +26,6 @@ from longtake.data.loading.draws import draw
 from longtake.diffusion import RectifiedFlow
 from longtake.encode import EncodeOptions, encode
 from longtake.encode.plan import encode_inputs, make_plan
-from longtake.encoders import HunyuanVAEConfig
-from longtake.encoders.layouts import LAYOUTS, time_layouts
-from longtake.models.failures import report_to
 from longtake.parallel import World
 from longtake.system import build_encoders, wanted_draws
 from longtake.train import RunConfig, read_run
@@ -76,34 +69,12 @@ def per_sample(ways: dict[str, Callable[[Slot], object]], slots: list[Slot], tur
     return best
 
 
-def time_both_layouts(tiny: bool) -> dict[str, object]:
-    """Milliseconds of encoding and decoding a few frames in each memory layout, by dtype."""
-    widths, shape = ((32,) * 4, (1, 32, 32)) if tiny else ((64, 128, 128, 128), (5, 64, 64))
-    section, device, figures = HunyuanVAEConfig(block_out_channels=widths, layers_per_block=1), torch.device("cpu"), {}
-    rows = []
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        autoencoder = random_autoencoder(section, device, dtype, decodes=True)
-        for what, decodes in (("encoding", False), ("decoding", True)):
-            report = report_to(print, f"{what}, {name}")
-            turns = [time_layouts(autoencoder, shape, device, decodes, report) for _ in range(1 if tiny else 5)]
-            milliseconds = {layout: 1e3 * median(turn[layout] for turn in turns) for layout in LAYOUTS}
-            figures[f"{what}, {name}"] = milliseconds
-            ratio = milliseconds["contiguous"] / milliseconds["channels_last"]
-            rows.append((f"{what}, {name}", *(f"{ms:.1f}" for ms in milliseconds.values()), f"{ratio:.2f}"))
-    print_table((f"{'x'.join(map(str, shape))} pixels", *LAYOUTS, "contiguous over channels_last"), rows)
-    return {"shape": shape, "widths": widths, "milliseconds": figures}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a few small clips, for tests")
-    parser.add_argument("--layouts", action="store_true", help="time memory layouts of convolutions")
     parser.add_argument("--json", type=Path, help="write the figures there")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.layouts:
-        write_json(given.json, "encode", time_both_layouts(given.tiny))
-        return
     count, frames, height, width, resolution, turns = (
         (4, 24, 96, 160, "64px", 1) if given.tiny else (6, 120, 720, 1280, "256px", 5)
     )

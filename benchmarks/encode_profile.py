@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.layouts import LAYOUTS, lay_out_weights
 from longtake.encoders import (
     Autoencoder,
     Autoencoder2DConfig,
@@ -33,9 +34,7 @@ from longtake.encoders import (
     HunyuanVAEConfig,
     OpenSoraVAEConfig,
     build_autoencoder,
-    lay_out_weights,
 )
-from longtake.encoders.layouts import LAYOUTS
 from tests.pretended.gpu import GPU, OnGpu, pretended_gpu
 from tests.pretended.library import build_library
 

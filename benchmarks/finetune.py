@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from machine import gib, percent, print_table, write_json
 
-from longtake.models.timing import clock
 from longtake.parallel import World, start_world
 from longtake.plan import EntryPlan, Machine, ProbeStep, RunPlan, plan_run, update_seconds
+from longtake.plan.timing import clock
 from longtake.presets import run_file
 from longtake.track import gpu_named, peak_flops
 from longtake.train import RunConfig

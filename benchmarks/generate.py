@@ -34,8 +34,8 @@ from torch.multiprocessing import spawn
 from longtake.diffusion import NOTHING_KNOWN
 from longtake.generate import GenerationSource, Request, open_system, resolve_source, sample_videos
 from longtake.generate.sample import guidance_scales, pixel_shape
-from longtake.models.timing import clock
 from longtake.parallel import TokenPeers, World, start_world
+from longtake.plan.timing import clock
 from longtake.system import System
 from longtake.track import peak_flops
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from longtake import random
 from longtake.models import CogVideoXConfig, build_denoiser, initial_values
-from longtake.models.timing import clock
+from longtake.plan.timing import clock
 
 TWO_B = CogVideoXConfig(num_layers=30, num_attention_heads=30)
 TARGET_SECONDS = 20.0

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from layouts import LAYOUTS, lay_out_weights
 from machine import print_table, write_json
 from step import Case
 from step_limits import GpuWatch, attention_rates, kernel_seconds, median_seconds, sustained_seconds
@@ -32,7 +33,6 @@ from step_run import our_blocks, random_autoencoder
 
 from longtake.encoders import HunyuanVAEConfig
 from longtake.encoders.cost import autoencoder_cost
-from longtake.encoders.layouts import LAYOUTS, lay_out_weights
 from longtake.models.failures import report_to
 from longtake.models.ttt import MLP_RATIO
 from longtake.models.ttt_scan import ttt_scan

@@ -18,7 +18,7 @@ from machine import print_table, write_json
 from torch import nn
 
 from longtake.config import resolve
-from longtake.models.timing import clock
+from longtake.plan.timing import clock
 from longtake.train import RunConfig
 from longtake.train.optimizer import ShardedAdamW, clip_scale
 from longtake.train.optimizer.ema import Ema

@@ -57,10 +57,10 @@ from longtake.contracts import Bucket, Conditions, UserError
 from longtake.models import MMDiTConfig
 from longtake.models.build import denoiser_class
 from longtake.models.config import LoraConfig, ModelSection
-from longtake.models.timing import seconds_of
 from longtake.parallel import INPUTS, Mesh, ParallelConfig, World, as_level, level_name, level_words, start_world
 from longtake.plan import Layout, Machine, MicroBatch, forecast_memory, forecast_time, update_seconds
 from longtake.plan.layout import Upkeep
+from longtake.plan.timing import seconds_of
 from longtake.system.encoders import device_dtype
 from longtake.track import gpu_named, peak_flops
 from longtake.train.config import RunConfig

@@ -24,8 +24,8 @@ from longtake.models import build_denoiser, meta_conditions
 from longtake.models.attention import Attention
 from longtake.models.config import ModelSection
 from longtake.models.failures import Report
-from longtake.models.timing import seconds_of
 from longtake.plan import measure
+from longtake.plan.timing import seconds_of
 
 GEMM_SECONDS = 8.0  # clocks fall within the first seconds of full load; a step runs at what remains
 _QUEUED_ROUNDS = 8  # launched ahead of the device

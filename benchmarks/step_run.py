@@ -19,10 +19,9 @@ from longtake.diffusion import drop_text, micro_batch_loss
 from longtake.encoders import HunyuanVAEConfig
 from longtake.encoders.autoencoder import Autoencoder, build_autoencoder
 from longtake.families import family_of
-from longtake.models import build_denoiser, choose_attention, use_attention
+from longtake.models import build_denoiser, check_attention
 from longtake.models.config import LoraConfig, ModelSection
 from longtake.models.lora import adapt
-from longtake.models.timing import clock
 from longtake.parallel import (
     BlockCompiler,
     BlockMode,
@@ -33,6 +32,7 @@ from longtake.parallel import (
     remat_and_compile,
     shard_model,
 )
+from longtake.plan.timing import clock
 from longtake.system.lora import adapter_sizes
 from longtake.train.config import RunConfig
 from longtake.train.optimizer import ShardedAdamW, clip_scale
@@ -73,12 +73,12 @@ class How:
         self, model: ModelSection, device: torch.device, dtype: torch.dtype
     ) -> tuple[nn.Module, BlockCompiler | None]:
         """The model on the meta device, and what compiles its blocks as they first run."""
+        check_attention(self.attention, device, dtype, model.head_dim)
         with torch.device("meta"):
-            found = build_denoiser(model)
+            found = build_denoiser(model.model_copy(update={"attention": self.attention}))
         if self.lora:
             sizes = adapter_sizes(family_of(model).weight_format, found, LoraConfig(rank=self.lora), {})
             adapt(found, sizes, "dense", dtype)
-        use_attention(found, choose_attention(self.attention, device, dtype, model.head_dim))
         emulate_peers(found, self.sequence)
         compiler = BlockCompiler(dynamic=not self.static, backend=self.backend) if self.compiled else None
         remat_and_compile(found, self.remat, mode=BlockMode(budget=self.budget), compiler=compiler)
@@ -177,12 +177,10 @@ class OurStep:
         yield "optimizer"
 
 
-def random_autoencoder(
-    section: HunyuanVAEConfig, device: torch.device, dtype: torch.dtype, decodes: bool = False
-) -> Autoencoder:
-    """An encoder with random weights, and a decoder where wanted."""
+def random_autoencoder(section: HunyuanVAEConfig, device: torch.device, dtype: torch.dtype) -> Autoencoder:
+    """An encoder with random weights."""
     found = build_autoencoder(section, dtype)
-    for module in (*found.encoding.values(), *(found.decoding.values() if decodes else ())):
+    for module in found.encoding.values():
         module.to_empty(device=device)
         for tensor in module.state_dict().values():
             tensor.normal_(0, 0.02)

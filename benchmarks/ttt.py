@@ -28,9 +28,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from longtake.contracts import Conditions
 from longtake.models import build_denoiser
-from longtake.models.timing import clock
 from longtake.models.ttt_video_config import TTTVideoConfig
 from longtake.parallel import prepare_compiler
+from longtake.plan.timing import clock
 from longtake.system.encoders import device_dtype
 
 SECONDS = MappingProxyType({1: 3, 3: 9, 6: 18, 10: 30, 21: 63})  # of a number of segments

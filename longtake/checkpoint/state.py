@@ -78,7 +78,7 @@ class RunState:
     seconds: Mapping[str, float] = field(default_factory=dict)  # where time went
     samples: Samples = Samples()
     versions: Mapping[str, str] = field(default_factory=dict)
-    choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # made by time or by free memory
+    choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # made by free memory or by FLOPs
 
     @property
     def frozen_source(self) -> str | None:

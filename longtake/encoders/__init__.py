@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from longtake.encoders.extras import needs_extra
     from longtake.encoders.files import CheckedWeights, find_encoder, local_encoder
     from longtake.encoders.kl import HunyuanAutoencoder, ImageAutoencoder, hunyuan_module, image_module
-    from longtake.encoders.layouts import choose_layout, lay_out_weights
     from longtake.encoders.opensora_v1_2 import OpenSoraAutoencoder
     from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
     from longtake.encoders.pixel import PixelAutoencoder

@@ -51,10 +51,6 @@ class Autoencoder(ABC):
         """Name of each tensor of the parts -> its name in a published file, which has `files`."""
         return {name: name for name in files}
 
-    def piece(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        """The largest part of a video of (T, H, W) pixels that is encoded or decoded at once."""
-        return min(shape[0], self.stream_frames or shape[0]), *shape[1:]
-
     @abstractmethod
     def posterior(self, video: Tensor) -> dict[str, Tensor]:
         """Pixels -> "mean" and, where it is random, "std" of the latents."""

@@ -103,11 +103,6 @@ class TiledAutoencoder(KLAutoencoder):
     def _tilings(self) -> tuple[Tiling, Tiling]:
         """The tiles of frames, and the same in latent cells."""
 
-    def piece(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        pixels, _ = self._tilings()
-        boxes = pixels.cut(shape)[0][0][0]
-        return tuple(box.stop - box.start for box in boxes)
-
     @abstractmethod
     def _samples_at_once(self, shape: tuple[int, int, int]) -> tuple[int, int]:
         """How many samples of (T, H, W) pixels are encoded together, and how many are decoded together."""

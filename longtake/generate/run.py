@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +17,6 @@ from longtake.contracts import UserError
 from longtake.data import from_unit, read_frames, read_image, video_writer, write_image
 from longtake.data.clips.captions import captions_in
 from longtake.durable import naming
-from longtake.encoders import choose_layout
-from longtake.encoders.cost import facts_of
-from longtake.encoders.layouts import LAYOUTS
 from longtake.generate.config import GenerateConfig
 from longtake.generate.options import adapter_strength, own_config
 from longtake.generate.requests import (
@@ -37,10 +33,7 @@ from longtake.generate.rounds import alike, batches_of, degrees_of, rounds, shar
 from longtake.generate.sample import final_prompt, pixel_shape, sample_chains, stream_videos
 from longtake.generate.sheet import contact_sheet
 from longtake.generate.source import GenerationSource, check_loaded, load_weights
-from longtake.models.failures import report_to
-from longtake.models.timing import timed_on
 from longtake.parallel import Mesh, ParallelConfig, TokenPeers, World
-from longtake.small_files import remembered
 from longtake.system import CaptionEncoders, System, build_system, compiles, encoders_on_host, lost_words
 
 Say = Callable[[str], None]
@@ -118,7 +111,7 @@ def generate(
     videos, on every rank, in the order of the prompts. Raises `UserError` where there is no prompt or the model cannot
     make the size, OSError where nothing can be written.
     """
-    prepare_decoding(system, config, world, say)
+    pixel_shape(system, config.sampling_option)  # raises for a size that the model cannot make
     videos = world.on_main(lambda: plan_videos(config)) if videos is None else list(videos)
     if world.is_main:
         for line in lost_words(config, system.own_encoders.counts, _prompts_as_read(videos, config)):
@@ -138,28 +131,6 @@ def generate(
     return videos
 
 
-def prepare_decoding(system: System, config: GenerateConfig, world: World, say: Say) -> None:
-    """Lets the autoencoder decode in the memory layout that is faster at the size of the config, by what rank 0 has
-    timed, now or before. Collective. Raises `UserError` where it cannot make that size."""
-    shape = pixel_shape(system, config.sampling_option)
-
-    def take(time: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        own = system.autoencoder
-        facts = timed_on(system.device), facts_of(own.config), str(own.dtype), own.piece(shape)
-        return world.on_main(lambda: remembered("decoding_layouts", time, *facts, whole=_whole))
-
-    if config.deterministic:
-        return
-    report = report_to(say, "autoencoder")
-    if line := choose_layout(system.autoencoder, shape, system.device, take, report, decodes=True):
-        say(line)
-
-
-def _whole(found: Mapping[str, Any]) -> bool:
-    """Whether every layout was timed: one may have found too little memory for once."""
-    return found["seconds"].keys() == LAYOUTS.keys()
-
-
 def make_stills(
     videos: Sequence[Video], config: GenerateConfig, world: World, say: Say = print, progress: OnProgress | None = None
 ) -> tuple[list[Video], CaptionEncoders | None]:
@@ -174,7 +145,6 @@ def make_stills(
     if not stills:
         return list(videos), None
     system = open_system(GenerationSource(own, None), world, say, parallel=share_out(own, stills, world, say))
-    prepare_decoding(system, own, world, say)
     stills = make_all(system, stills, own, world, progress, degrees_of(own, system.mesh))
     assert system.encoders is not None, "it was built with its encoders"
     kept = system.encoders.of_captions

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.models.attention import (
-        Attention,
-        AttentionChoice,
-        TemporalAttention,
-        choose_attention,
-        use_attention,
-    )
+    from longtake.models.attention import Attention, TemporalAttention, check_attention
     from longtake.models.build import Denoiser, block_counts, build_denoiser, denoiser_class, example_conditions
     from longtake.models.cogvideox import CogVideoX
     from longtake.models.cogvideox_config import CogVideoXConfig

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,8 @@ KERNEL_NAMES = {
     "flex": "FlexAttention",
 }
 _PROBED_TOKENS = 256
+_CUDNN = 91501  # the first release that is right for every length; PyTorch itself prefers cuDNN from there on
+_CUDA = (12, 9)  # below it PyTorch's cuDNN attention is off
 
 # Longest sequence for which plain matmul-softmax beats scaled_dot_product_attention on a CPU, forward and backward,
 # 4 heads of 32 to 128: in fp32 they meet near 256 tokens; in bf16 the fused kernel is 3-7 times slower up to 128
@@ -53,10 +55,8 @@ class Attention(nn.Module):
     `backend`: "sdpa" takes the kernel that `scaled_dot_product_attention` would, "flash", "cudnn" and "efficient" are
     its kernels; "fa3" is FlashAttention-3; all of these are one operator (`attention_op`). "math" is matmul, softmax,
     matmul, and "flex" FlexAttention. "auto" is math for short sequences on a CPU, where the fused kernel's backward is
-    slow, else sdpa. `choose_attention` says beforehand what runs, and whether it can.
+    slow, else sdpa. `check_attention` tells beforehand what runs, and refuses what cannot.
     """
-
-    kernel_is_timed: ClassVar[bool] = True  # a kernel that was timed may run in the place of "auto"
 
     def __init__(self, backend: Backend = "auto") -> None:
         super().__init__()
@@ -85,8 +85,6 @@ class TemporalAttention(Attention):
     On a GPU, kernels for rows that are short and many run where they fit, unless another backend is asked for.
     """
 
-    kernel_is_timed = False
-
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.backend in ("auto", "fa3") and fits(q):
             return attend_over_time(q, k, v)
@@ -108,8 +106,6 @@ class MaskedAttention(Attention):
     math is its own; where another is asked for, PyTorch chooses among its kernels that take a mask.
     """
 
-    kernel_is_timed = False
-
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if self.backend == "math":
@@ -120,21 +116,13 @@ class MaskedAttention(Attention):
         return out.transpose(1, 2)
 
 
-@dataclass(frozen=True)
-class AttentionChoice:
-    """What attention runs on: a backend for `Attention`, and its name for people."""
+def check_attention(wanted: Backend, device: torch.device, dtype: torch.dtype, head_dim: int) -> list[str]:
+    """The kernel that `model.attention = wanted` means on this device, for compute in `dtype` and heads of width
+    `head_dim`, as lines for a log: its name, and on Hopper a warning where cuDNN's cannot run.
 
-    backend: Backend
-    name: str
-
-
-def choose_attention(wanted: Backend, device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionChoice:
-    """What `model.attention = wanted` means on this device, for compute in `dtype` and heads of width `head_dim`.
-
-    "auto" on CUDA, until kernels are timed (`timing`), is PyTorch's own order of preference (cuDNN before
-    FlashAttention-2 on Hopper and newer, from the cuDNN release on that is right for every length), except that
-    FlashAttention-3 goes before FlashAttention-2 on Hopper where it is installed. Kernels are tried on the device,
-    forward and backward. Raises `UserError` where the wanted kernel cannot run.
+    "auto" on CUDA is PyTorch's own order of preference: cuDNN before FlashAttention-2 on Hopper and newer, from the
+    cuDNN release on that is right for every length. A named kernel is tried on the device, forward and backward. Raises
+    `UserError` where it cannot run.
     """
     facts = f"({_SHORT.get(dtype, str(dtype))}, head width {head_dim})"
     if wanted == "cudnn" and torch.are_deterministic_algorithms_enabled():
@@ -152,23 +140,17 @@ def choose_attention(wanted: Backend, device: torch.device, dtype: torch.dtype, 
             "math": KERNEL_NAMES["math"],
             "auto": f"{KERNEL_NAMES['math']} up to {short} tokens, beyond them {fused}",
         }
-        return AttentionChoice(wanted, f"{name.get(wanted, fused)} {facts}")
+        return [f"attention: {name.get(wanted, fused)} {facts}"]
     if wanted in ("auto", "sdpa"):
         kernel = _sdpa_choice(device, dtype, head_dim)
-        if wanted == "auto" and kernel == "flash" and fault_of("fa3", device, dtype, head_dim) is None:
-            return AttentionChoice("fa3", f"{KERNEL_NAMES['fa3']} {facts}")
-        return AttentionChoice(wanted, f"{KERNEL_NAMES[kernel]} {facts}")
+        lines = [f"attention: {KERNEL_NAMES[kernel]} {facts}"]
+        if (reason := slow_on_hopper(kernel, device)) is not None:
+            lines.append(f"attention: this Hopper GPU is left on FlashAttention-2: {reason}")
+        return lines
     fault = fault_of(wanted, device, dtype, head_dim)
     if fault is not None:
         raise UserError(f"model.attention = {wanted!r}: does not run here {facts}: {_first_line(fault)}; choose auto")
-    return AttentionChoice(wanted, f"{KERNEL_NAMES[wanted]} {facts}")
-
-
-def use_attention(model: nn.Module, choice: AttentionChoice, timed: bool = False) -> None:
-    """Lets every `Attention` in `model` run on the chosen backend; timed: those alone whose kernels are timed."""
-    for module in model.modules():
-        if isinstance(module, Attention) and (module.kernel_is_timed or not timed):
-            module.backend = choice.backend
+    return [f"attention: {KERNEL_NAMES[wanted]} {facts}"]
 
 
 def fault_of(backend: Backend, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
@@ -176,6 +158,8 @@ def fault_of(backend: Backend, device: torch.device, dtype: torch.dtype, head_di
     assert backend in get_args(Backend)
     if backend == "fa3" and torch.cuda.get_device_capability(device)[0] != 9:
         return "it is made for Hopper GPUs"
+    if backend == "cudnn" and 0 < _cudnn() < _CUDNN:
+        return f"cuDNN {_dotted(_cudnn())} is wrong for some lengths, {_dotted(_CUDNN)} is not"
     q, k, v = _probe(device, dtype, head_dim)
     try:
         if backend in _SDPA:  # PyTorch's own call knows best what a kernel takes
@@ -188,6 +172,46 @@ def fault_of(backend: Backend, device: torch.device, dtype: torch.dtype, head_di
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         return failure_of(error, device)
     return None
+
+
+def slow_on_hopper(kernel: str, device: torch.device) -> str | None:
+    """Why a Hopper GPU is left on FlashAttention-2, in a sentence; None where it is not, or nothing is known."""
+    if kernel != "flash" or torch.cuda.get_device_capability(device)[0] != 9:
+        return None
+    if torch.are_deterministic_algorithms_enabled():
+        return None  # which cuDNN's backward is not
+    cuda, cudnn = torch.version.cuda or "0.0", _cudnn()
+    if tuple(map(int, cuda.split(".")[:2])) < _CUDA:
+        needed = ".".join(map(str, _CUDA))
+        return (
+            f"PyTorch's CUDA is {cuda} and cuDNN's attention needs {needed} or newer; pip install --force-reinstall "
+            f"torch=={torch.__version__.partition('+')[0]} --index-url https://download.pytorch.org/whl/cu130"
+        )
+    if cudnn < _CUDNN:
+        loaded, needed = _dotted(cudnn), _dotted(_CUDNN)
+        installed = next(filter(None, map(_release, ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"))), 0)
+        if installed > cudnn:
+            return f"cuDNN {loaded} is loaded in place of PyTorch's {_dotted(installed)}; take it off LD_LIBRARY_PATH"
+        wheel = f"nvidia-cudnn-cu{cuda.split('.')[0]}"
+        return f"cuDNN {loaded} is wrong for some lengths, {needed} is not; pip install '{wheel}>={needed}'"
+    return None
+
+
+def _dotted(cudnn: int) -> str:
+    return f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100}"
+
+
+def _cudnn() -> int:
+    return torch.backends.cudnn.version() or 0
+
+
+def _release(package: str) -> int | None:
+    """The installed release of cuDNN's wheel, as the library counts."""
+    try:
+        major, minor, patch = map(int, version(package).split(".")[:3])
+    except (PackageNotFoundError, ValueError):
+        return None
+    return major * 10000 + minor * 100 + patch
 
 
 def _first_line(text: str) -> str:

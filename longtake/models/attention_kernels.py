@@ -35,15 +35,17 @@ _BY_NUMBER: dict[int, Kernel] = {1: "flash", 2: "efficient", 3: "cudnn"}  # `SDP
 def kernel_of_block(q: Tensor, backend: Backend = "auto") -> Kernel:
     """The kernel for one block of keys, where the run's attention is `backend`.
 
-    On CUDA the one that was chosen for the run: cuDNN (up to head size 128) or FlashAttention-3 in half precision (head
-    sizes 8, 16, ... 256), or the memory-efficient one, also in float32; else FlashAttention-2 in half precision; the
-    fused kernel on a CPU; chunked matmul and softmax for `math` and where none fits. The meta device, on which a plan
-    counts, stands for CUDA.
+    On CUDA the one that was chosen for the run: PyTorch's choice for "auto" and "sdpa"; cuDNN (up to head size 128) or
+    FlashAttention-3 in half precision (head sizes 8, 16, ... 256), or the memory-efficient one, also in float32; else
+    FlashAttention-2 in half precision; the fused kernel on a CPU; chunked matmul and softmax for `math` and where none
+    fits. The meta device, on which a plan counts, stands for CUDA.
     """
     if backend == "math":
         return "math"
     if q.device.type == "cpu":
         return "cpu"
+    if q.is_cuda and backend in ("auto", "sdpa"):
+        return kernel_of_all(q, q, q, backend)
     if backend == "efficient" and q.dtype in (torch.float32, *_HALF):
         return "efficient"
     fits = q.device.type in ("cuda", "meta") and q.dtype in _HALF and q.shape[-1] % _ROW == 0 and q.shape[-1] <= 256

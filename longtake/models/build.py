@@ -54,11 +54,6 @@ class Denoiser(Protocol):
         has such a thing."""
 
     @staticmethod
-    def attends_in(config: Any, latent: LatentSize, text_tokens: int) -> tuple[int, int]:
-        """Into how many rows the tokens of a sample fall that attention keeps apart, such as frames, and the tokens of
-        one; only where they do not all see each other. Peers have whole rows."""
-
-    @staticmethod
     def forward_flops(config: Any, latent: LatentSize, text_tokens: int) -> int:
         """Floating-point operations of one forward of one sample."""
 

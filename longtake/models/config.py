@@ -36,7 +36,7 @@ class ModelSection(OpenSection):
     attention: Backend = Field(
         "auto",
         description="kernel of attention: `flash`, `cudnn`, `efficient`, `fa3` (FlashAttention-3), `flex`, or `math` "
-        "(matmul and softmax); `sdpa` leaves it to PyTorch, `auto` takes the fastest that runs",
+        "(matmul and softmax); `sdpa` leaves it to PyTorch, so does `auto`, but for short sequences on a CPU (math)",
     )
     grad_ckpt_settings: tuple[NonNegativeInt, ...] | None = Field(
         None, description="blocks of each list of the model whose activations are recomputed in backward"

@@ -155,10 +155,6 @@ class STDiT3(nn.Module):
         return {"frame": math.prod(layers.token_grid(latent[1:], config.patch_size[1])[1:])}
 
     @staticmethod
-    def attends_in(config: STDiT3Config, latent: tuple[int, int, int, int], text_tokens: int) -> tuple[int, int]:
-        return latent[1], STDiT3.units(config, latent, text_tokens)["frame"]
-
-    @staticmethod
     def tokens(config: STDiT3Config, latent: tuple[int, int, int, int]) -> int:
         return math.prod(layers.token_grid(latent[1:], config.patch_size[1]))
 

@@ -161,10 +161,6 @@ class TTTVideo(nn.Module):
         return {"frame": frame, "segment": Segments(text_tokens, frame, config.segment_frames).tokens}
 
     @staticmethod
-    def attends_in(config: TTTVideoConfig, latent: tuple[int, int, int, int], text_tokens: int) -> tuple[int, int]:
-        return config.num_segments(latent[1]), sum(TTTVideo.units(config, latent, text_tokens).values())
-
-    @staticmethod
     def tokens(config: TTTVideoConfig, latent: tuple[int, int, int, int]) -> int:
         return math.prod(layers.token_grid(latent[1:], config.patch_size))
 

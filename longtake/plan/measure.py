@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from longtake.contracts import Conditions, UserError
 from longtake.encoders.cost import on_meta, pieces_of
-from longtake.encoders.layouts import LAYOUTS
-from longtake.models import Attention, Trace, denoiser_class, meta_conditions, timing
+from longtake.models import Attention, Trace, denoiser_class, meta_conditions
+from longtake.models.attention import fault_of
 from longtake.models.attention_kernels import flash_attention_restored
+from longtake.models.config import Backend
 from longtake.models.failures import Report, failure_of, report_to
 from longtake.parallel import TokenPeers, World, all_gather_single, cut_among, tune_host
+from longtake.plan import timing
 from longtake.plan.block_traces import one_of_each_kind
 from longtake.plan.machine import CPU, Machine
 from longtake.plan.rates import Rates, measured_rates
@@ -30,6 +32,7 @@ from longtake.plan.work import Work, read_layout
 from longtake.system.encoders import device_dtype
 from longtake.track import Gpu, gpu_named
 
+_KERNELS: tuple[Backend, ...] = ("cudnn", "flash", "fa3", "efficient")
 _CALLS, _PRODUCTS = 3, 3  # timed calls of each, after one; sizes of products, those of most FLOPs
 _MOST_FLOPS = {"cuda": 3e13, "cpu": 4e9}  # of one call; larger shapes are cut to it
 _MOST_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}  # of one tensor that is copied
@@ -187,11 +190,14 @@ def _attention(
 def attention_rates(
     q: Tensor, k: Tensor, v: Tensor, time_of: Callable[..., float], report: Report
 ) -> dict[str, tuple[float, float]]:
-    """FLOP/s forward and backward over q, k, v [B, L, N, K] by each of `backends_of`; on a CPU by the one that runs.
-    time_of: says the seconds of a call. `report` is called for kernels that fail."""
+    """FLOP/s forward and backward over q, k, v [B, L, N, K] by each kernel of a GPU; on a CPU by the one that runs.
+    time_of: returns the seconds of a call. `report` is called for kernels that fail."""
     found, on_gpu = {}, q.device.type == "cuda"
     flops = 4 * q.numel() * k.shape[1]
-    for name in timing.backends_of(q.device, q.dtype, q.shape[-1], report) if on_gpu else ("auto",):
+    for name in _KERNELS if on_gpu else ("auto",):
+        if on_gpu and (fault := fault_of(name, q.device, q.dtype, q.shape[-1])) is not None:
+            report(name, fault)
+            continue
         kernel = Attention(name)
         try:
             with flash_attention_restored():
@@ -209,7 +215,7 @@ def attention_rates(
 def _convolutions(
     plan: RunPlan, shape: tuple[int, int, int], device: torch.device, time_of: Callable[..., float]
 ) -> float | None:
-    """The autoencoder's costliest convolution, in the layout in memory that is the fastest; None where it has none."""
+    """FLOP/s of the autoencoder's costliest convolution; None where it has none."""
     section = plan.work.config.ae
     video = torch.empty(1, 3, *shape, device="meta")
     with torch.no_grad(), _Operations(video) as trace:
@@ -220,14 +226,10 @@ def _convolutions(
         x = torch.randn(*given[:-2], rows, given[-1], device=device, dtype=dtype)
         w = torch.randn(*weight, device=device, dtype=dtype)
         stride, padding, dilation = options
-        convolve, times = F.conv3d if len(weight) == 5 else F.conv2d, []
-        for forms in LAYOUTS.values() if device.type == "cuda" else ({},):  # as runs, which take the fastest
-            x, w = (one.contiguous(memory_format=forms.get(one.dim(), torch.contiguous_format)) for one in (x, w))
-            run = partial(convolve, x, w, None, stride, padding, dilation)
-            with torch.no_grad():
-                times.append(time_of(run))
+        convolve = F.conv3d if len(weight) == 5 else F.conv2d
+        run = partial(convolve, x, w, None, stride, padding, dilation)
         with torch.no_grad():
-            return 2 * run().numel() / weight[0] * w.numel() / min(times)
+            return 2 * run().numel() / weight[0] * w.numel() / time_of(run)
     return None
 
 

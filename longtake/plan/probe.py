@@ -18,11 +18,11 @@ from torch import nn
 from longtake.contracts import Bucket, UserError
 from longtake.data import EncoderFacts
 from longtake.models import example_conditions
-from longtake.models.timing import clock
 from longtake.parallel import BucketPeers, Mesh, World
 from longtake.plan.batches import MOST_SAMPLES
 from longtake.plan.run import EntryPlan, RunPlan, forecast_stage
 from longtake.plan.speed import micro_batch_seconds
+from longtake.plan.timing import clock
 from longtake.system import System, SystemConfig, build_system
 
 _TRIES = 6  # steps that are measured for one entry

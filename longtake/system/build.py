@@ -292,12 +292,11 @@ def _cut_denoiser(
     float8 = () if config.precision is None else (use_float8(denoiser, world.device),)
     cut = parallel.cut_model(denoiser, mesh)
     again = config.model.grad_ckpt_settings or (0,) * len(denoiser.blocks)
-    attention = models.choose_attention(config.model.attention, world.device, dtype, config.model.head_dim)
-    models.use_attention(denoiser, attention)
+    attention = models.check_attention(config.model.attention, world.device, dtype, config.model.head_dim)
     room = config.model.grad_ckpt_buffer_size
     store = parallel.BlockStore(room) if room else None
     compiler, said = block_compiler(config, world, mode) if compiled else (None, why)
-    kernels = f"attention: {attention.name}", *float8, *((said,) if said else ())
+    kernels = *attention, *float8, *((said,) if said else ())
     parallel.remat_and_compile(denoiser, again, cut, mode, compiler, store)
     if config.master_dtype == "bf16":
         for parameter in denoiser.parameters():

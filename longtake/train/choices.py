@@ -1,26 +1,20 @@
-"""What a launch chooses by time or by free memory: rank 0 chooses, all ranks take it, and `run.json` keeps it."""
+"""What a launch chooses by free memory or by FLOPs: rank 0 chooses, all ranks take it, and `run.json` keeps it."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from longtake.buckets import PassOrder
 from longtake.contracts import Bucket
-from longtake.encoders import choose_layout
-from longtake.models import Attention, AttentionChoice, block_counts, use_attention
-from longtake.models.attention import KERNEL_NAMES
-from longtake.models.failures import report_to
-from longtake.models.timing import AttentionShape, slow_on_hopper, time_backends, timed_on
+from longtake.models import block_counts
 from longtake.parallel import (
-    BucketPeers,
     Budget,
     EntryKey,
     World,
@@ -30,7 +24,6 @@ from longtake.parallel import (
     used_levels,
 )
 from longtake.parallel.compile import STATIC_SHAPES
-from longtake.parallel.mesh import ulysses_degree
 from longtake.plan.machine import Machine
 from longtake.plan.memory import recomputed
 from longtake.plan.work import read_layout, read_work
@@ -52,7 +45,7 @@ class Choices:
     def __init__(self, world: World, kept: Mapping[str, Found], say: Callable[[str], None]) -> None:
         self.made: dict[str, Found] = dict(kept)
         self._world, self._kept, self._say = world, kept, say
-        self._machine = world.on_main(lambda: timed_on(world.device))
+        self._machine = world.on_main(lambda: machine_facts(world.device))
 
     def take(self, name: str, choose: Callable[[], Found], basis: str = "") -> Found:
         """What `choose` finds on rank 0, unless it was found before; `basis`: what it follows from in the run itself.
@@ -73,67 +66,12 @@ class Choices:
         return found
 
 
-def attention_shape(system: System, buckets: Sequence[Bucket], peers: BucketPeers) -> AttentionShape | None:
-    """What attention of a rank computes on in the bucket where it costs most; None for a denoiser of which that is not
-    known, or which has none whose kernels are timed."""
-    model, mesh, text = system.denoiser, system.mesh, system.facts.text_length
-    kind, in_rows = type(model), hasattr(type(model), "attends_in")
-    known = in_rows or not hasattr(kind, "units")
-    if not known or not any(isinstance(module, Attention) and module.kernel_is_timed for module in model.modules()):
-        return None
-
-    def shape(bucket: Bucket) -> AttentionShape:
-        heads, degree = kind.heads(model.config) // mesh.tensor, peers.degree(bucket)
-        if in_rows:
-            rows, tokens = kind.attends_in(model.config, system.latent(*bucket.shape), text)
-            return AttentionShape(bucket.batch_size * -(-rows // degree), tokens, heads, model.config.head_dim)
-        ulysses = ulysses_degree(mesh.config.sequence_attention, degree, heads)
-        tokens = system.tokens(bucket.shape) + text
-        return AttentionShape(
-            bucket.batch_size, -(-tokens * ulysses // degree), heads // ulysses, model.config.head_dim
-        )
-
-    return max(map(shape, buckets), key=lambda one: one.batch * one.heads * one.tokens**2)
-
-
-def choose_encoding_layout(
-    system: System, buckets: Sequence[Bucket], choices: Choices, say: Callable[[str], None]
-) -> None:
-    """Lets the autoencoder encode in the memory layout that is faster at the largest bucket, on CUDA. Nothing is timed
-    with `deterministic`. Collective."""
-    if system.encoders is None or system.config.deterministic or system.device.type != "cuda":
-        return
-    shape = max((bucket.shape for bucket in buckets), key=math.prod)
-    take = partial(choices.take, "encoding")
-    if line := choose_layout(system.autoencoder, shape, system.device, take, report_to(say, "autoencoder")):
-        say(line)
-
-
-def choose_attention_by_time(
-    system: System, buckets: Sequence[Bucket], peers: BucketPeers, choices: Choices, say: Callable[[str], None]
-) -> None:
-    """Where `model.attention` is "auto", on CUDA: lets attention run on the kernel that is fastest at the run's largest
-    shape. Nothing is timed with `deterministic`. Collective."""
-    config, device = system.config, system.device
-    shape = attention_shape(system, buckets, peers)
-    if config.model.attention != "auto" or device.type != "cuda" or config.deterministic or shape is None:
-        return
-
-    def choose() -> Found:
-        seconds = time_backends(shape, device, system.dtype, report_to(say, "attention"))
-        chosen = min(seconds, key=seconds.__getitem__, default="auto")
-        return {"chosen": chosen, "shape": str(shape), "seconds": seconds, "warning": slow_on_hopper(chosen, device)}
-
-    found = choices.take("attention", choose, str(system.dtype))  # not every kernel runs in every one
-    chosen, seconds = found["chosen"], found["seconds"]
-    if chosen in KERNEL_NAMES:
-        use_attention(system.denoiser, AttentionChoice(chosen, KERNEL_NAMES[chosen]), timed=True)
-        figures = ", ".join(f"{KERNEL_NAMES[name]} {1e3 * of:.2f} ms" for name, of in seconds.items())
-        say(f"attention by time: {KERNEL_NAMES[chosen]} (forward and backward of {found['shape']}: {figures})")
-    else:
-        say(f"attention: no kernel ran {found['shape']} forward and backward; the one that PyTorch prefers is taken")
-    if found["warning"]:
-        say(f"attention: this Hopper GPU is left on FlashAttention-2: {found['warning']}")
+def machine_facts(device: torch.device) -> dict[str, str]:
+    """The device and the versions for which a choice holds."""
+    facts = {"device": device.type, "torch": torch.__version__}
+    if device.type == "cuda":
+        facts |= {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
+    return facts
 
 
 def settle_blocks(

@@ -9,8 +9,8 @@ import torch
 
 from longtake.buckets import CostModel, fit_cost
 from longtake.contracts import Bucket, UserError
-from longtake.models.timing import clock
 from longtake.parallel import BucketPeers, World
+from longtake.plan.timing import clock
 from longtake.system import System
 from longtake.train.config import RunConfig
 

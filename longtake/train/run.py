@@ -39,8 +39,6 @@ from longtake.track import (
 from longtake.train.adapter_files import AdapterFiles, own_names
 from longtake.train.choices import (
     Choices,
-    choose_attention_by_time,
-    choose_encoding_layout,
     choose_graphs,
     settle_blocks,
 )
@@ -199,7 +197,6 @@ class RunLaunch:
             lost = world.on_main(lambda: lost_so_far(config, start.state, place))
             begun, stream = self.open_stream(system, data, start, place)
             parts.callback(stream.loader.close)
-            self.choose(system, stream, choices)
             order = stream.plan(start.state.clock.pass_index, start.state.data)
             choose_graphs(system, stream, order, choices, self.say_once)
             begun = replace(begun, choices=choices.made)
@@ -267,15 +264,9 @@ class RunLaunch:
         )
         return begun, stream
 
-    def choose(self, system: System, stream: StepStream, choices: Choices) -> None:
-        """What is left to a launch to choose of attention and encoding. Collective."""
-        buckets = stream.inputs.rule.buckets
-        choose_attention_by_time(system, buckets, stream.peers, choices, self.say_once)
-        choose_encoding_layout(system, buckets, choices, self.say_once)
-
     def choices(self, place: RunFolder) -> Choices:
-        """Launch-time choices, with those saved in the run's own checkpoint: in another run's buckets another kernel
-        may be faster."""
+        """Launch-time choices, with those saved in the run's own checkpoint: in another run's buckets another choice
+        may be right."""
         own = place.checkpoint is not None and place.continues
         state = RunState.read(place.checkpoint) if own else RunState(Clock())
         return Choices(self.world, state.choices, self.say_once)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
-from functools import partial
 from types import ModuleType
 
 import pytest
@@ -15,13 +13,11 @@ from torch import Tensor
 from torch.nn.attention import current_flash_attention_impl
 
 from longtake.contracts import UserError
-from longtake.models import Attention, MMDiT, choose_attention, timing, use_attention
+from longtake.models import Attention, check_attention
 from longtake.models import attention as module
 from longtake.models.attention_kernels import attend, attend_backward
 from longtake.models.attention_op import attention
-from longtake.models.timing import seconds_of, time_each
 from tests.models import flash_attention_3
-from tests.models.golden import tiny_config
 from tests.precision import within
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -57,22 +53,15 @@ def test_a_backend_is_the_same_in_a_traced_graph(backend: str) -> None:
 
 @pytest.mark.parametrize("wanted", ["auto", "sdpa", "flash", "math"])
 def test_what_runs_on_a_cpu_is_said_with_dtype_and_head_width(wanted: str) -> None:
-    choice = choose_attention(wanted, CPU, torch.bfloat16, 128)
-    assert choice.backend == wanted
-    assert choice.name.endswith("(bf16, head width 128)")
-    assert ("matmul and softmax" in choice.name) == (wanted in ("auto", "math"))
+    (line,) = check_attention(wanted, CPU, torch.bfloat16, 128)
+    assert line.endswith("(bf16, head width 128)")
+    assert ("matmul and softmax" in line) == (wanted in ("auto", "math"))
 
 
 @pytest.mark.parametrize("wanted", ["cudnn", "efficient", "fa3", "flex"])
 def test_a_kernel_of_gpus_is_refused_on_a_cpu(wanted: str) -> None:
     with pytest.raises(UserError, match=f"model.attention = '{wanted}': needs a CUDA device .* choose auto, sdpa"):
-        choose_attention(wanted, CPU, torch.bfloat16, 128)
-
-
-def test_the_chosen_kernel_reaches_every_block() -> None:
-    model = MMDiT(tiny_config())
-    use_attention(model, choose_attention("flash", CPU, torch.float32, 8))
-    assert {block.attention.backend for name in model.blocks for block in getattr(model, name)} == {"flash"}
+        check_attention(wanted, CPU, torch.bfloat16, 128)
 
 
 @pytest.fixture
@@ -89,27 +78,31 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_a_kernel_that_is_not_installed_is_refused_in_a_sentence(hopper: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"'fa3': does not run here .* is not installed .* choose auto"):
-        choose_attention("fa3", CUDA, torch.bfloat16, 128)
+        check_attention("fa3", CUDA, torch.bfloat16, 128)
 
 
 def test_a_kernel_that_fails_on_the_device_is_refused_with_its_reason(hopper: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"not run here \(fp32, head width 8\): No viable backend.* choose auto$"):
-        choose_attention("cudnn", CUDA, torch.float32, 8)
+        check_attention("cudnn", CUDA, torch.float32, 8)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "installed", "expected"),
-    [("flash", True, "fa3"), ("flash", False, "auto"), ("cudnn", True, "auto"), ("math", True, "auto")],
-)
-def test_auto_takes_flash_attention_3_where_pytorch_would_take_2(
-    hopper: pytest.MonkeyPatch, kernel: str, installed: bool, expected: str
-) -> None:
+@pytest.mark.parametrize("kernel", ["flash", "cudnn", "math"])
+def test_auto_is_pytorchs_order_with_and_without_flash_attention_3(hopper: pytest.MonkeyPatch, kernel: str) -> None:
     hopper.setattr(module, "_sdpa_choice", lambda *_: kernel)
-    if installed:
-        flash_attention_3.install(hopper)
-    choice = choose_attention("auto", CUDA, torch.bfloat16, 128)
-    assert choice.backend == expected
-    assert choice.name.startswith("FlashAttention-3" if expected == "fa3" else module.KERNEL_NAMES[kernel])
+    hopper.setattr(module, "slow_on_hopper", lambda *_: None)
+    expected = [f"attention: {module.KERNEL_NAMES[kernel]} (bf16, head width 128)"]
+    assert check_attention("auto", CUDA, torch.bfloat16, 128) == expected
+    flash_attention_3.install(hopper)
+    assert check_attention("auto", CUDA, torch.bfloat16, 128) == expected
+
+
+@pytest.mark.parametrize(("cudnn", "is_refused"), [(91002, True), (91501, False)])
+def test_cudnn_that_is_wrong_for_some_lengths_is_refused(
+    hopper: pytest.MonkeyPatch, cudnn: int, is_refused: bool
+) -> None:
+    hopper.setattr(module, "_cudnn", lambda: cudnn)
+    fault = module.fault_of("cudnn", CUDA, torch.bfloat16, 128)
+    assert ("9.10.2 is wrong for some lengths" in str(fault)) == is_refused
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -128,7 +121,7 @@ def test_flash_attention_3_is_called_forward_and_backward(hopper: pytest.MonkeyP
 def test_flash_attention_3_without_its_kernels_is_refused(hopper: pytest.MonkeyPatch) -> None:
     hopper.setitem(sys.modules, "flash_attn_interface", ModuleType("flash_attn_interface"))
     with pytest.raises(UserError, match=r"'fa3': does not run here .*does not expose FA3.*; choose auto"):
-        choose_attention("fa3", CUDA, torch.bfloat16, 128)
+        check_attention("fa3", CUDA, torch.bfloat16, 128)
 
 
 def test_flash_attention_3_is_active_for_its_own_calls_and_not_after_a_probe(hopper: pytest.MonkeyPatch) -> None:
@@ -142,8 +135,6 @@ def test_flash_attention_3_is_active_for_its_own_calls_and_not_after_a_probe(hop
     assert calls.count("activated") == 2
     with pytest.raises(NotImplementedError):  # a CPU has no FlashAttention-2
         attend(q, k, v, "flash")
-    assert current_flash_attention_impl() is None
-    timing.time_backends(timing.AttentionShape(1, 16, 2, 8), CPU, torch.float32, lambda *_: None)
     assert current_flash_attention_impl() is None
 
 
@@ -182,65 +173,16 @@ def test_products_give_the_log_sum_exp_of_a_kernel() -> None:
 def test_cudnn_is_refused_where_a_run_is_to_repeat_itself(hopper: pytest.MonkeyPatch) -> None:
     hopper.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     with pytest.raises(UserError, match=r"'cudnn': its backward does not repeat itself, .* choose auto"):
-        choose_attention("cudnn", CUDA, torch.bfloat16, 128)
-
-
-def test_the_best_call_of_each_kernel_counts_but_the_first_and_one_that_fails_is_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, called = [0.0], dict.fromkeys(("steady", "slow to start", "broken later"), 0)
-
-    def call(name: str, seconds: Sequence[float]) -> None:
-        called[name] += 1
-        if called[name] > len(seconds):
-            raise torch.OutOfMemoryError("no room")
-        now[0] += seconds[called[name] - 1]
-
-    taken = {"steady": (2.0, 2.0, 3.0, 4.0), "slow to start": (9.0, 1.5, 1.0, 2.0), "broken later": (0.1, 0.1)}
-    monkeypatch.setattr("longtake.models.timing.time.perf_counter", lambda: now[0])
-    failed: dict[str, str] = {}
-    calls = {name: partial(call, name, of) for name, of in taken.items()}
-    found = time_each(calls, torch.device("cpu"), failed.__setitem__)
-    assert found == {"steady": 2.0, "slow to start": 1.0}
-    assert failed == {"broken later": "no room"}
-
-
-@pytest.mark.parametrize(("milliseconds", "calls"), [(1.0, 1 + 30), (40.0, 1), (0.001, 1 + 100)])
-def test_a_gpu_is_timed_behind_a_wait_and_kept_busy(
-    monkeypatch: pytest.MonkeyPatch, milliseconds: float, calls: int
-) -> None:
-    """On a clock of the device that moves when it is called."""
-    now, done, waits = [0.0], [], []
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            self.at = now[0]
-
-        def synchronize(self) -> None: ...
-
-        def elapsed_time(self, end: Event) -> float:
-            return end.at - self.at
-
-    def call() -> None:
-        done.append(milliseconds)
-        now[0] += milliseconds
-
-    for name, of in {"Event": Event, "synchronize": lambda device: None, "_sleep": waits.append}.items():
-        monkeypatch.setattr(torch.cuda, name, of)
-    assert seconds_of(call, CUDA) == pytest.approx(milliseconds / 1e3)
-    assert (len(done), len(waits)) == (calls, 1 + (calls > 1))
+        check_attention("cudnn", CUDA, torch.bfloat16, 128)
 
 
 @pytest.mark.parametrize(
     ("chosen", "cuda", "cudnn", "wheel", "said"),
     [
         ("cudnn", "12.6", 91002, None, None),
-        ("flash", "12.6", 91600, 91600, "CUDA is 12.6 .* wants 12.9"),
+        ("flash", "12.6", 91600, 91600, "CUDA is 12.6 .* needs 12.9"),
         ("flash", "13.0", 91002, 91002, r"cuDNN 9.10.2 is wrong .*; pip install 'nvidia-cudnn-cu13>=9.15.1'$"),
-        ("flash", "13.0", 91002, 91600, "cuDNN 9.10.2 is loaded in place of PyTorch's own 9.16.0; .*LD_LIBRARY_PATH"),
+        ("flash", "13.0", 91002, 91600, "cuDNN 9.10.2 is loaded in place of PyTorch's 9.16.0; .*LD_LIBRARY_PATH"),
         ("flash", "13.0", 91600, 91600, None),
     ],
 )
@@ -249,24 +191,12 @@ def test_why_a_hopper_gpu_is_left_on_flash_attention_2(
 ) -> None:
     hopper.setattr(torch.version, "cuda", cuda)
     hopper.setattr(torch.backends.cudnn, "version", lambda: cudnn)
-    hopper.setattr(timing, "_release", lambda package: wheel)
-    found = timing.slow_on_hopper(chosen, CUDA)
-    assert (found is None) if said is None else re.search(said, found)
-
-
-def test_only_kernels_that_run_and_are_right_are_timed(hopper: pytest.MonkeyPatch) -> None:
-    """On a CPU in the place of a GPU: cuDNN there but too old, FlashAttention-3 not installed."""
-    ran: list[str] = []
-    hopper.setattr(timing, "fault_of", lambda name, *rest: "not installed" if name == "fa3" else None)
-    hopper.setattr(timing, "_cudnn", lambda: 91002)
-    hopper.setattr(torch.cuda, "synchronize", lambda device: None)
-    hopper.setattr(timing, "Attention", lambda name: ran.append(name) or Attention("sdpa"))
-    shape = timing.AttentionShape(1, 16, 2, 8)
-    failed: dict[str, str] = {}
-    found = timing.time_backends(shape, CPU, torch.float32, failed.__setitem__)
-    assert set(found) == {"flash", "efficient"} == set(ran)
-    assert failed["fa3"] == "not installed"
-    assert set(failed) == {"fa3", "cudnn"}
+    hopper.setattr(module, "_release", lambda package: wheel)
+    hopper.setattr(module, "_sdpa_choice", lambda *_: chosen)
+    lines = check_attention("auto", CUDA, torch.bfloat16, 128)
+    assert (len(lines) == 1) if said is None else re.search(said, lines[1])
+    hopper.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert len(check_attention("auto", CUDA, torch.bfloat16, 128)) == 1  # cuDNN is left out on purpose
 
 
 @pytest.mark.gpu
@@ -274,7 +204,7 @@ def test_only_kernels_that_run_and_are_right_are_timed(hopper: pytest.MonkeyPatc
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "flash", "cudnn", "efficient", "math", "fa3", "flex"])
 def test_every_kernel_of_a_gpu_is_softmax_attention_or_says_why_not(backend: str) -> None:
     try:
-        choice = choose_attention(backend, CUDA, torch.bfloat16, 64)
+        check_attention(backend, CUDA, torch.bfloat16, 64)
     except UserError as error:
         if backend not in ("cudnn", "fa3", "flex"):  # these need a package, a release or a generation of GPUs
             raise
@@ -282,7 +212,7 @@ def test_every_kernel_of_a_gpu_is_softmax_attention_or_says_why_not(backend: str
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 300, 4, 64, generator=generator).cuda().bfloat16().requires_grad_() for _ in range(3))
     doubles = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    found, expected = Attention(choice.backend)(q, k, v), exact(*doubles)
+    found, expected = Attention(backend)(q, k, v), exact(*doubles)
     gradients = torch.autograd.grad(found.float().square().sum(), (q, k, v))
     wanted = torch.autograd.grad(expected.square().sum(), doubles)
     for ours, theirs in zip((found, *gradients), (expected, *wanted), strict=True):

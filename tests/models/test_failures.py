@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from longtake.models import attention, timing
+from longtake.models import attention
 from longtake.models.failures import failure_of
 from longtake.parallel import BlockStore, host
 from longtake.plan import measure
@@ -27,7 +27,6 @@ def tensor() -> torch.Tensor:
 
 
 TRIED: dict[str, Callable[[], object]] = {
-    "timed calls": lambda: timing.time_each({"kernel": fails}, CPU, ignore),
     "rates of attention": lambda: measure.attention_rates(tensor(), tensor(), tensor(), lambda run: 1.0, ignore),
     "a probe of attention": lambda: attention.fault_of("flash", CPU, torch.float32, 8),
     "offloaded activations": lambda: BlockStore(1)._host(CPU),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.contracts import Conditions, UserError
-from longtake.models import AttentionChoice, MMDiT, MMDiTConfig, TTTVideo, use_attention
+from longtake.models import Attention, MMDiT, MMDiTConfig, TTTVideo
+from longtake.models.config import Backend
 from longtake.models.segments import Segments
 from longtake.models.ttt import inner_flops
 from longtake.parallel import (
@@ -136,13 +137,19 @@ def test_attention_is_kept_first_then_the_layers_of_most_inputs() -> None:
     assert kept("double_blocks", 0.2) == "attention, img_mlp.2"
 
 
+def use_backend(model: nn.Module, backend: Backend) -> None:
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.backend = backend
+
+
 @pytest.mark.parametrize("backend", ["math", "flex"])
 def test_attention_that_is_always_computed_again_leaves_the_budget_to_linear_layers(backend: str) -> None:
     model = MMDiT(CONFIG.model_copy(update={"attention": backend}))
     kept = choose_kept(model, "single_blocks", 1 / 9)
     assert (kept.attention, kept.layers) == (False, ("linear2",))
     assert not keeps_outputs(model, 0.0)
-    use_attention(model, AttentionChoice("flash", "chosen for the machine"))
+    use_backend(model, "flash")
     assert str(choose_kept(model, "single_blocks", 1 / 9)) == "attention"
 
 
@@ -151,7 +158,7 @@ def test_attention_that_is_always_computed_again_leaves_the_budget_to_linear_lay
 def test_attention_by_flash_attention_3_is_kept(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     calls = flash_attention_3.install(monkeypatch)
     model = built((2, 3), 0.0)
-    use_attention(model, AttentionChoice("fa3", "played"))
+    use_backend(model, "fa3")
     compiler = BlockCompiler(backend="aot_eager")
     if compiled:
         compiler.compile(model)

@@ -1,4 +1,4 @@
-"""What is chosen by time is one thing on all ranks, is kept, and holds where it was made."""
+"""What is chosen is one thing on all ranks, is kept, and holds where it was made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
 
 import pytest
 import torch
@@ -16,9 +15,6 @@ from rich.console import Console
 
 from longtake.checkpoint import Clock, RunState
 from longtake.contracts import Bucket, UserError
-from longtake.models import Attention, attention_kernels, timing
-from longtake.models.attention import KERNEL_NAMES
-from longtake.models.config import Backend
 from longtake.parallel import (
     BlockCompiler,
     BlockMode,
@@ -30,16 +26,14 @@ from longtake.parallel import (
     missing_compiler,
     start_world,
 )
-from longtake.plan import measure
 from longtake.plan.machine import FORECAST_ERROR
 from longtake.plan.work import read_layout, read_work
 from longtake.presets import find_preset
-from longtake.system import System, build_system
+from longtake.system import build_system
 from longtake.train import RunConfig, read_run
 from longtake.train import choices as module
 from longtake.train.choices import (
     Choices,
-    choose_attention_by_time,
     choose_graphs,
     settle_blocks,
 )
@@ -58,122 +52,9 @@ def world() -> Iterator[World]:
         yield world
 
 
-@pytest.fixture
-def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Shapes at which kernels were timed; cuDNN is always the fastest."""
-    shapes: list[str] = []
-    monkeypatch.setattr(
-        module, "time_backends", lambda shape, *_: shapes.append(str(shape)) or {"flash": 2.0, "cudnn": 1.0}
-    )
-    monkeypatch.setattr(module, "slow_on_hopper", lambda *_: None)
-    monkeypatch.setattr(module, "timed_on", lambda device: {"device": "a GPU", "torch": "2.11"})
-    return shapes
-
-
-def as_on_cuda(world: World, **changes: object) -> System:
-    config = system_config(**changes)
-    return replace(build_system(config, Mesh.create(config.parallel, world), world), device=torch.device("cuda"))
-
-
-def launch(system: System, world: World, kept: dict) -> tuple[dict, list[str]]:
-    said: list[str] = []
-    choices = Choices(world, kept, said.append)
-    choose_attention_by_time(system, BUCKETS, BucketPeers.create(system.mesh), choices, said.append)
-    return choices.made, said
-
-
-def test_attention_is_timed_once_and_the_choice_kept_with_the_run(world: World, timed: list[str]) -> None:
-    system = as_on_cuda(world)
-    made, said = launch(system, world, {})
-    assert {one.backend for one in system.denoiser.modules() if isinstance(one, Attention)} == {"cudnn"}
-    tokens = system.tokens(BUCKETS[1].shape) + system.facts.text_length
-    assert timed == [f"2 x {tokens} tokens, 2 heads of 16"]
-    assert said == [
-        f"attention by time: cuDNN (forward and backward of {timed[0]}: FlashAttention-2 2000.00 ms, cuDNN 1000.00 ms)"
-    ]
-    state = RunState(Clock(), choices=made).to_json()
-    again, _ = launch(as_on_cuda(world), world, state["choices"])
-    assert (again, len(timed)) == (made, 1)
-
-
-def test_a_run_and_a_plan_that_measures_time_all_kernels_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that is added in one place alone, or timed in one alone, is told here."""
-    by_products = {"math", "flex"}  # which PyTorch differentiates; never the fastest
-    named = set(get_args(Backend)) - {"auto", "sdpa"} - by_products
-    assert set(KERNEL_NAMES) == named | by_products
-    assert set(get_args(attention_kernels.Kernel)) - {"cpu", "math"} == named
-    ran: dict[str, list[str]] = {"run": [], "plan": []}
-    failed: dict[str, dict[str, str]] = {"run": {}, "plan": {}}
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-
-    def noted(by: str, name: str) -> object:
-        ran[by].append(name)
-        raise RuntimeError("no GPU is here")
-
-    monkeypatch.setattr(timing, "fault_of", lambda *_: None)  # as where all are installed
-    monkeypatch.setattr(timing, "_cudnn", lambda: timing._CUDNN)
-    monkeypatch.setattr(timing, "Attention", lambda name: lambda *_: noted("run", name))
-    monkeypatch.setattr(measure, "Attention", lambda name: lambda *_: noted("plan", name))
-    module.time_backends(
-        timing.AttentionShape(1, 16, 2, 8), torch.device("cpu"), torch.float32, failed["run"].__setitem__
-    )
-    q = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, shape=(1, 16, 2, 8), numel=lambda: 256)
-    measure.attention_rates(q, q, q, lambda run: 1.0, failed["plan"].__setitem__)
-    assert len(ran["run"]) == len(named)
-    assert set(ran["run"]) == set(ran["plan"]) == named
-    assert failed["run"] == failed["plan"] == dict.fromkeys(named, "no GPU is here")
-
-
-def test_where_no_kernel_can_be_timed_a_line_says_so(
-    world: World, timed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "time_backends", lambda *_: {})
-    system = as_on_cuda(world)
-    _, said = launch(system, world, {})
-    assert said[0].startswith("attention: no kernel ran 2 x ")
-    assert {one.backend for one in system.denoiser.modules() if isinstance(one, Attention)} == {"auto"}
-
-
-def test_another_gpu_or_version_chooses_anew_with_a_line(
-    world: World, timed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, _ = launch(as_on_cuda(world), world, {})
-    monkeypatch.setattr(module, "timed_on", lambda device: {"device": "a GPU", "torch": "2.12"})
-    _, said = launch(as_on_cuda(world), world, made)
-    assert said[0] == "attention: chosen anew on device a GPU, torch 2.12; before it was device a GPU, torch 2.11"
-    assert len(timed) == 2
-
-
-def test_a_kernel_of_another_dtype_is_not_taken_from_the_run(world: World, timed: list[str]) -> None:
-    system = as_on_cuda(world)
-    made, _ = launch(replace(system, dtype=torch.bfloat16), world, {})
-    _, said = launch(replace(system, dtype=torch.float32), world, made)
-    assert said[0].startswith("attention: chosen anew: the run's dtype, ")
-    assert len(timed) == 2
-
-
-def test_a_kernel_that_was_removed_is_not_taken_from_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "a GPU")
-    without = module.timed_on(torch.device("cuda"))
-    (tmp_path / "flash_attn_interface.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert module.timed_on(torch.device("cuda")) != without
-
-
-def test_nothing_is_timed_for_a_run_that_is_to_repeat_itself_or_names_its_kernel(
-    world: World, timed: list[str]
-) -> None:
-    plain = as_on_cuda(world)
-    deterministic = replace(plain, config=plain.config.model_copy(update={"deterministic": True}))
-    named = plain.config.model.model_copy(update={"attention": "sdpa"})
-    for system in (deterministic, replace(plain, config=plain.config.model_copy(update={"model": named}))):
-        assert launch(system, world, {}) == ({}, [])
-    assert timed == []
-
-
 def on_gpus(monkeypatch: pytest.MonkeyPatch, world: World, *free_gib: float) -> World:
     """The world as one of GPUs with so much free memory, which have a compiler."""
-    monkeypatch.setattr(module, "timed_on", lambda device: {"device": "a GPU", "torch": "2.11"})
+    monkeypatch.setattr(module, "machine_facts", lambda device: {"device": "a GPU", "torch": "2.11"})
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free_gib[0] * 2**30, 80 * 2**30))
     monkeypatch.setattr("longtake.parallel.missing_compiler", lambda device: None)
     monkeypatch.setattr(
@@ -339,7 +220,7 @@ def test_choices_saved_in_another_runs_checkpoint_are_not_taken(config: Path, mo
     state = RunState.read(outcome.checkpoint)
     assert state.choices == {}
     run = read_run(str(outcome.folder), []).value
-    chosen = {"attention": {"chosen": "flash"}}
+    chosen = {"graphs": {"static": [[1, 4]], "share": 1.0}}
     monkeypatch.setattr(RunState, "read", lambda checkpoint: replace(state, choices=chosen))
     with start_world("cpu") as world:
         for continues in (True, False):
