@@ -16,10 +16,9 @@ from longtake.models.attention_kernels import flash_attention_restored
 from longtake.models.attention_op import attention
 from longtake.models.config import Backend
 from longtake.models.failures import failure_of
-from longtake.models.temporal_attention import attend_over_time, fits
 
 # Operators by which tokens see each other, beside PyTorch's.
-MIXERS = ("longtake::attention", "longtake::attend_over_time", "longtake::ttt_scan")
+MIXERS = ("longtake::attention", "longtake::ttt_scan")
 _SHORT = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 
 _SDPA = {
@@ -80,14 +79,9 @@ class Attention(nn.Module):
 
 
 class TemporalAttention(Attention):
-    """Attention over the frames at each place: q, k, v and the result are [B, F, S, N, K].
-
-    On a GPU, kernels for rows that are short and many run where they fit, unless another backend is asked for.
-    """
+    """Attention over the frames at each place: q, k, v and the result are [B, F, S, N, K]."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if self.backend in ("auto", "fa3") and fits(q):
-            return attend_over_time(q, k, v)
         out = super().forward(*(x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)))
         return out.unflatten(0, (len(q), -1)).transpose(1, 2)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -75,17 +73,6 @@ def test_attention_runs_once_and_gradients_are_the_same(family: str, dtype: torc
     assert without.total() > 0
     assert kept == without
     assert inputs == without + without
-
-
-def test_kernels_of_attention_over_time_run_once_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = ModuleType("longtake.models.temporal_kernels")
-    kernels.forward = lambda q, k, v: q + k + v
-    kernels.backward = lambda grad, q, k, v: (grad.clone(), grad.clone(), grad.clone())
-    monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
-    monkeypatch.setattr("longtake.models.temporal_kernels", kernels, raising=False)
-    monkeypatch.setattr("longtake.models.attention.fits", lambda q: True)
-    counts = [ran["longtake::attend_over_time"] for ran in attentions_run("stdit3", attention="auto")]
-    assert counts == [1, 1, 2]
 
 
 @pytest.mark.slow
