@@ -21,12 +21,13 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.profiler import ProfilerActivity, profile
 
 from longtake.models import build_denoiser, meta_conditions
-from longtake.models.attention import Attention
-from longtake.models.config import ModelSection
+from longtake.models.attention import Attention, fault_of
+from longtake.models.config import Backend, ModelSection
 from longtake.models.failures import Report
 from longtake.plan import measure
 from longtake.plan.timing import seconds_of
 
+KERNELS: tuple[Backend, ...] = ("cudnn", "flash", "fa3", "efficient")  # of attention on a GPU
 GEMM_SECONDS = 8.0  # clocks fall within the first seconds of full load; a step runs at what remains
 _QUEUED_ROUNDS = 8  # launched ahead of the device
 _SPAN = re.compile(r"## Call CompiledFxGraph|Torch-Compiled Region")  # of kernels, which are listed by themselves
@@ -87,7 +88,16 @@ def attention_rates(
     q, k, v = buffer.unbind(2)
     q, k, v = (x.detach().requires_grad_() for x in (q.contiguous(), k.contiguous(), v if joined else v.contiguous()))
     del buffer
-    found = measure.attention_rates(q, k, v, lambda run: median_seconds(run, device, seconds), report)
+    usable = []
+    for name in KERNELS if device.type == "cuda" else ():
+        fault = fault_of(name, device, dtype, width)
+        if fault is None:
+            usable.append(name)
+        else:
+            report(name, fault)
+    found = measure.attention_rates(
+        q, k, v, lambda run: median_seconds(run, device, seconds), report, usable or ["auto"]
+    )
     return {name: {"forward": there, "backward": back} for name, (there, back) in found.items()}
 
 

@@ -47,7 +47,7 @@ def second(scratch, tiny):
     names = ["chain", "varlen", "lora"]
     tests = [*PYTEST, "-n", "4", "--continue-on-collection-errors", "--junitxml=$OUT/gpu_tests.xml"]
     tests += [*(["--collect-only"] if tiny else []), *_files_with("pytest.mark.gpu")]
-    jobs = [*(_timed(name, scratch, tiny) for name in names), Job("tests", tests, 120, 245, grace=16)]
+    jobs = [*(_timed(name, scratch, tiny) for name in names), Job("tests", tests, 155, 245, grace=16)]
     return [*jobs, *(_training("video", family, scratch, tiny) for family in FAMILIES)]
 
 

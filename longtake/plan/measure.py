@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from longtake.contracts import Conditions, UserError
 from longtake.encoders.cost import on_meta, pieces_of
 from longtake.models import Attention, Trace, denoiser_class, meta_conditions
-from longtake.models.attention import fault_of
 from longtake.models.attention_kernels import flash_attention_restored
 from longtake.models.config import Backend
 from longtake.models.failures import Report, failure_of, report_to
@@ -32,7 +31,6 @@ from longtake.plan.work import Work, read_layout
 from longtake.system.encoders import device_dtype
 from longtake.track import Gpu, gpu_named
 
-_KERNELS: tuple[Backend, ...] = ("cudnn", "flash", "fa3", "efficient")
 _CALLS, _PRODUCTS = 3, 3  # timed calls of each, after one; sizes of products, those of most FLOPs
 _MOST_FLOPS = {"cuda": 3e13, "cpu": 4e9}  # of one call; larger shapes are cut to it
 _MOST_BYTES = {"cuda": 1 << 30, "cpu": 1 << 25}  # of one tensor that is copied
@@ -57,7 +55,7 @@ def measure_rates(plan: RunPlan, world: World, say: Callable[[str], None]) -> Ra
     stream *= denoiser_class(work.model).heads(work.model)
     return Rates(
         products=products,
-        attention={work.model.head_dim: _attention(shapes, device, dtype, time_of, report_to(say, "attention"))},
+        attention={work.model.head_dim: _attention(work.model.attention, shapes, device, dtype, time_of, say)},
         convolutions=convolved or products,
         copies=_copies(min(stream, _MOST_BYTES[device.type]), device, dtype, time_of),
         links=_links(world, time_of),
@@ -166,9 +164,14 @@ def product_calls(rows: int, k: int, n: int, device: torch.device, dtype: torch.
 
 
 def _attention(
-    shapes: Any, device: torch.device, dtype: torch.dtype, time_of: Callable[..., float], report: Report
+    backend: Backend,
+    shapes: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+    time_of: Callable[..., float],
+    say: Callable[[str], None],
 ) -> tuple[float, float]:
-    """FLOP/s forward and backward of the kernel that is the fastest in both together."""
+    """FLOP/s forward and backward of the run's attention."""
     (batch, queries, heads, width), (_, keys, *_) = shapes
     batch = max(1, min(batch, int(_MOST_FLOPS[device.type] / (4 * heads * queries * keys * width))))
     whole = 4 * batch * heads * queries * keys * width
@@ -178,26 +181,23 @@ def _attention(
         torch.randn(batch, n, heads, width, device=device, dtype=dtype, requires_grad=True)
         for n in (queries, keys, keys)
     )
-    found = attention_rates(q, k, v, time_of, report)
-    if not found:
+    rates = attention_rates(q, k, v, time_of, report_to(say, "attention"), [backend])
+    if backend not in rates:
         raise UserError(
-            f"--measure: no attention kernel ran {tuple(q.shape)} forward and backward; see the lines above, or leave "
-            "--measure out"
+            f"--measure: attention = {backend!r} did not run {tuple(q.shape)} forward and backward; see above; "
+            "choose another, or leave --measure out"
         )
-    return max(found.values(), key=lambda rates: 1 / (1 / rates[0] + 2.5 / rates[1]))
+    return rates[backend]
 
 
 def attention_rates(
-    q: Tensor, k: Tensor, v: Tensor, time_of: Callable[..., float], report: Report
-) -> dict[str, tuple[float, float]]:
-    """FLOP/s forward and backward over q, k, v [B, L, N, K] by each kernel of a GPU; on a CPU by the one that runs.
-    time_of: returns the seconds of a call. `report` is called for kernels that fail."""
-    found, on_gpu = {}, q.device.type == "cuda"
+    q: Tensor, k: Tensor, v: Tensor, time_of: Callable[..., float], report: Report, backends: Sequence[Backend]
+) -> dict[Backend, tuple[float, float]]:
+    """FLOP/s forward and backward over q, k, v [B, L, N, K] by backend. time_of: returns the seconds of a call.
+    `report` is called for those that fail."""
+    found = {}
     flops = 4 * q.numel() * k.shape[1]
-    for name in _KERNELS if on_gpu else ("auto",):
-        if on_gpu and (fault := fault_of(name, q.device, q.dtype, q.shape[-1])) is not None:
-            report(name, fault)
-            continue
+    for name in backends:
         kernel = Attention(name)
         try:
             with flash_attention_restored():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from types import ModuleType
+from typing import get_args
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from torch.nn.attention import current_flash_attention_impl
 from longtake.contracts import UserError
 from longtake.models import Attention, check_attention
 from longtake.models import attention as module
-from longtake.models.attention_kernels import attend, attend_backward
+from longtake.models.attention_kernels import Kernel, attend, attend_backward
 from longtake.models.attention_op import attention
+from longtake.models.config import Backend
 from tests.models import flash_attention_3
 from tests.precision import within
 
@@ -31,6 +33,13 @@ def drawn(tokens: int, width: int = 8) -> tuple[Tensor, Tensor, Tensor]:
 def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = torch.einsum("bqnk,bsnk->bnqs", q, k).div(q.shape[-1] ** 0.5).softmax(-1)
     return torch.einsum("bnqs,bsnk->bqnk", weights, v)
+
+
+def test_every_backend_has_a_name_and_a_kernel() -> None:
+    """A kernel that is added in one place alone is noticed here."""
+    named = set(get_args(Backend)) - {"auto", "sdpa"}
+    assert set(module.KERNEL_NAMES) == named
+    assert set(get_args(Kernel)) == named - {"flex"} | {"cpu"}
 
 
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "flash", "math"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from longtake.models import attention
-from longtake.models.failures import failure_of
+from longtake.models.failures import Report, failure_of
 from longtake.parallel import BlockStore, host
 from longtake.plan import measure
 
@@ -26,8 +26,14 @@ def tensor() -> torch.Tensor:
     return torch.zeros(1, 4, 2, 8)
 
 
+def attention_rates(report: Report) -> object:
+    return measure.attention_rates(tensor(), tensor(), tensor(), lambda run: 1.0, report, ["auto"])
+
+
 TRIED: dict[str, Callable[[], object]] = {
-    "rates of attention": lambda: measure.attention_rates(tensor(), tensor(), tensor(), lambda run: 1.0, ignore),
+    "rates of attention": lambda: measure.attention_rates(
+        tensor(), tensor(), tensor(), lambda run: 1.0, ignore, ["auto"]
+    ),
     "a probe of attention": lambda: attention.fault_of("flash", CPU, torch.float32, 8),
     "offloaded activations": lambda: BlockStore(1)._host(CPU),
 }
@@ -72,6 +78,6 @@ def test_failed_candidate_is_reported_with_its_whole_text(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(attention.Attention, "forward", refuses)
     failed: dict[str, str] = {}
-    measure.attention_rates(tensor(), tensor(), tensor(), lambda run: 1.0, failed.__setitem__)
+    attention_rates(failed.__setitem__)
     assert failed == {"auto": text}
     assert attention.fault_of("math", CPU, torch.float32, 8) == text
