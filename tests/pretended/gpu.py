@@ -1,9 +1,8 @@
-"""A GPU that is none: tensors say that they are on CUDA, hold their numbers on the CPU, and refuse what CUDA refuses.
+"""Fake CUDA device backed by CPU tensors, which refuses what CUDA refuses.
 
 What mixes devices raises as on a GPU, and what makes the host wait is written down. Numbers are real, so whole runs go
-through, unlike under PyTorch's fake tensors. What is allocated is counted inside `counted()`. Not told: wrong use of
-streams, kernels that CUDA lacks or that differ, what kernels take as scratch, and what changes the memory under a
-tensor (`Tensor.data =`, `UntypedStorage.resize_`).
+through, unlike under PyTorch's fake tensors. Not told: wrong use of streams, kernels that CUDA lacks or that differ,
+and allocations.
 """
 
 from __future__ import annotations
@@ -72,45 +71,6 @@ class Queue:
 queue = Queue()
 
 
-@dataclass
-class Allocations:
-    """Pieces of the pretended GPU's memory that were made while `part` was not None."""
-
-    part: Any = None  # what pieces are made for from now on
-    sizes: list[tuple[Any, int]] = field(default_factory=list)  # of each: the part and bytes, in order
-    alive: dict[int, tuple[Any, int]] = field(default_factory=dict)  # those that have not been freed
-    _seen: dict[int, weakref.ref[Any]] = field(default_factory=dict)
-
-    def note(self, held: Tensor) -> None:
-        """Takes down the memory of a tensor, unless it is known."""
-        memory = held.untyped_storage()
-        key = memory._cdata
-        if key in self._seen:
-            return
-
-        def forget(_: Any) -> None:
-            self._seen.pop(key)
-            self.alive.pop(key, None)
-
-        self._seen[key] = weakref.ref(memory, forget)
-        if self.part is not None:
-            self.alive[key] = self.part, memory.nbytes()
-            self.sizes.append(self.alive[key])
-
-
-_counting: list[Allocations] = []
-
-
-@contextmanager
-def counted() -> Iterator[Allocations]:
-    """Inside, what is allocated is written down."""
-    _counting.append(found := Allocations())
-    try:
-        yield found
-    finally:
-        _counting.remove(found)
-
-
 class OnGpu(Tensor):
     """A tensor of the pretended GPU; `held` has its numbers."""
 
@@ -121,8 +81,6 @@ class OnGpu(Tensor):
         facts = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
         out = Tensor._make_wrapper_subclass(cls, held.shape, device=GPU, **facts)
         out.held = held
-        for found in _counting:
-            found.note(held)
         return out
 
     __torch_function__ = torch._C._disabled_torch_function_impl

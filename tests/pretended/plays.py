@@ -12,11 +12,9 @@ if __name__ == "__main__":
 import dataclasses
 import json
 import traceback
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -28,11 +26,10 @@ from longtake.data.shapes import make_shapes
 from longtake.generate import resolve_source
 from longtake.generate.run import generate_from
 from longtake.parallel import World, start_world
-from longtake.train.loop import Trainer
-from longtake.train.optimizer import WeightUpdate, sharded
+from longtake.train.optimizer import sharded
 from longtake.train.run import train
 from longtake.train.run_file import read_run
-from tests.pretended.gpu import GPU, counted, pretended_gpu, waits
+from tests.pretended.gpu import GPU, pretended_gpu, waits
 from tests.train.runs import write_config
 
 PRESET = Path(__file__).parents[2] / "configs" / "opensora_v2" / "inference" / "256px.py"
@@ -54,10 +51,6 @@ TRAINED = {
     "adapters on nf4": (*DORA, "--lora.base", "nf4"),
     "masters in host memory": ("--parallel.cpu_offload", "True", "--grad-clip", "1.0"),
 }
-ONE_BUCKET = ("--slots_per_step", "1", "--max_steps", "20", "--ckpt_every", "0")  # in each step
-ALLOCATING = {"eager": (), "recomputed": REMAT, "with faults": ()}
-SETTLED = 2  # steps of a bucket after which it allocates alike
-UNREAD = 3  # steps whose losses are on the device until they are logged
 ONCE = ("in save",)
 MADE = {
     "text": (),
@@ -95,39 +88,6 @@ def mixed(make: Callable[[], Any]) -> str:
     except (RuntimeError, TypeError) as error:
         return str(error)
     return "nothing was raised"
-
-
-def allocated(folder: Path, world: World, table: Path, flags: tuple[str, ...], faulty: bool) -> dict[str, Any]:
-    """What steps allocate from the beginning of their forward to the end of their update: by bucket, the sizes of each
-    step; and after each step the bytes that are left of settled ones but the last, whose losses wait to be read.
-    `faulty`: each step keeps a tensor, and makes one that grows from step to step."""
-    made: dict[str, list[list[int]]] = defaultdict(list)
-    left: list[int] = []
-    kept: list[torch.Tensor] = []
-    forward_backward, update = Trainer.forward_backward, WeightUpdate.__call__
-
-    with counted() as memory:
-
-        def begun(trainer: Trainer, step: Any, empty: Any) -> torch.Tensor:
-            bucket = step.slots[0].bucket.name
-            memory.part = len(left), bucket, len(made[bucket]) >= SETTLED
-            if faulty:
-                kept.append(torch.zeros(8, device=GPU))
-                torch.zeros(len(kept), device=GPU)
-            return forward_backward(trainer, step, empty)
-
-        def ended(*given: Any) -> Any:
-            out = update(*given)
-            number, bucket, _ = memory.part
-            made[bucket].append(sorted(size for part, size in memory.sizes if part[0] == number))
-            memory.part = None
-            alive = memory.alive.values()
-            left.append(sum(size for (at, _, settled), size in alive if settled and at <= number - UNREAD))
-            return out
-
-        with patch.object(Trainer, "forward_backward", begun), patch.object(WeightUpdate, "__call__", ended):
-            trained(folder, world, table, (*ONE_BUCKET, *flags))
-    return {"made": made, "left": left}
 
 
 def mistakes() -> dict[str, str]:
@@ -176,8 +136,6 @@ def main(folder: Path) -> None:
         found = {"mistakes": mistakes(), "waiting": waiting()}
         for name, flags in TRAINED.items():
             found[name] = found_out(lambda name=name, flags=flags: trained(folder / name, world, table, flags))
-        for name, flags in ALLOCATING.items():
-            found[f"allocated {name}"] = allocated(folder / f"allocated {name}", world, table, flags, "faults" in name)
         for name, flags in MADE.items():
             found[name] = found_out(lambda name=name, flags=flags: made(folder / name, world, flags))
     (folder / "found.json").write_text(json.dumps(found))
