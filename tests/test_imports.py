@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -45,14 +45,17 @@ def room(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports(path: Path) -> Iterator[tuple[int, str, str | None]]:
+@cache
+def imports(path: Path) -> list[tuple[int, str, str | None]]:
     """Every import of a file, those inside functions too: line, module, and the name taken from it."""
+    found: list[tuple[int, str, str | None]] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name, None) for alias in node.names)
+            found += [(node.lineno, alias.name, None) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name(path)}:{node.lineno}: a relative import; write the whole name"
-            yield from ((node.lineno, node.module or "", alias.name) for alias in node.names)
+            found += [(node.lineno, node.module or "", alias.name) for alias in node.names]
+    return found
 
 
 def imported_room(module: str, taken: str | None) -> str | None:
@@ -69,13 +72,14 @@ def test_every_package_has_a_level() -> None:
     assert {room(path) for path in FILES} <= LEVEL.keys()
 
 
-@pytest.mark.parametrize("path", FILES, ids=name)
-def test_imports_go_down_only(path: Path) -> None:
-    own = room(path)
-    for line, module, taken in imports(path):
-        other = imported_room(module, taken)
-        if other is not None and other != own:
-            assert LEVEL[other] < LEVEL[own], f"{name(path)}:{line}: {own} imports {other}"
+def test_imports_go_down_only() -> None:
+    upward = []
+    for path in FILES:
+        for line, module, taken in imports(path):
+            package, imported = room(path), imported_room(module, taken)
+            if imported not in (None, package) and LEVEL[imported] >= LEVEL[package]:
+                upward.append(f"{name(path)}:{line}: {package} imports {imported}")
+    assert upward == []
 
 
 def modules_of(room_path: Path) -> dict[str, Path]:
