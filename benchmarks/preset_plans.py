@@ -6,7 +6,7 @@ python benchmarks/preset_plans.py --against FILE --limit 0.05      compare with 
 python benchmarks/preset_plans.py --only opensora_v2/              presets whose names start so
 
 Each preset that trains is planned on the GPUs that its forecast is for. Entries more than `--limit` apart in bytes or
-seconds are listed with what recomputed blocks keep in either version; exit status 1 where there are any.
+seconds are listed with the level of recomputation in either version; exit status 1 where there are any.
 `results/preset_plans.json` is the record of its commit.
 """
 
@@ -29,7 +29,7 @@ from longtake.presets import FOLDER, preset_gpus, presets
 
 DEFAULT_GPUS = 8, "h200"
 LIMIT = 0.05
-POLICY = ("remat", "remat_budget", "recompute")  # keys of a plan that say what recomputed blocks keep
+POLICY = ("remat", "remat_budget", "recompute")  # keys of a plan about recomputation
 
 
 def main() -> None:
@@ -102,10 +102,20 @@ def differences(before: dict[str, Any], after: dict[str, Any], limit: float) -> 
             ratios = [second[key] / first[key] for key in ("bytes", "seconds")]
             if max(abs(ratio - 1) for ratio in ratios) <= limit and first["batch_size"] == second["batch_size"]:
                 continue
-            policies = [json.dumps(one["policy"] or whole["policy"]) for one, whole in ((first, other), (second, plan))]
+            policies = [level(whole["policy"] | one["policy"]) for one, whole in ((first, other), (second, plan))]
             memory = " → ".join(gib(one["bytes"]) for one in (first, second))
             seconds = " → ".join(f"{one['seconds']:.3g}" for one in (first, second))
             yield name, entry, f"{ratios[0]:.3f} {ratios[1]:.3f}", memory, seconds, *policies
+
+
+def level(policy: dict[str, Any]) -> str:
+    """Name of a level of recomputation, in either version's words; budgets of the older one as they are."""
+    if "recompute" in policy:
+        return str(policy["recompute"])
+    if not any(policy.get("remat", ())):
+        return "none"
+    budget = policy.get("remat_budget", "?")
+    return {"inputs": "full", "attention": "selective"}.get(str(budget), f"budget {json.dumps(budget)}")
 
 
 def _report(before: dict[str, Any], after: dict[str, Any], limit: float) -> int:
