@@ -42,12 +42,28 @@ class Fixed:
     otherwise: str = ""  # what to do where another value is wanted
 
 
+def _pass_over(_: object) -> None:
+    pass
+
+
+def value_of(node: Node | None) -> Any:
+    """Its plain value; None where nothing stands there."""
+    return None if node is None else plain(node)
+
+
 class Translation:
     """Takes words out of a tree and puts others in. Whichever words it is written in, what was written higher up
     counts; two values of one height that differ are a fault."""
 
-    def __init__(self, tree: Branch, heights: Heights, report: Report, say: Say) -> None:
+    def __init__(
+        self, tree: Branch, heights: Heights, report: Report, say: Say, flags: Iterable[str] = frozenset()
+    ) -> None:
+        """flags: names on the command line. Without them the file is looked at too, to see what kind of run it is:
+        nothing is said or refused then."""
         self.tree, self.heights, self.report, self.say = tree, heights, report, say
+        self.is_whole = all(map(self.is_flag, flags))
+        if not self.is_whole:
+            self.report, self.say = _pass_over, _pass_over
         self.in_file = False  # whether a file, not flags alone, has words of the other system
         self.typed_names: dict[str, str] = {}  # Longtake's key -> the other system's name that the user typed for it
         self._names_by_origin: dict[Origin, str] = {}
@@ -62,8 +78,7 @@ class Translation:
         return node
 
     def value(self, name: str) -> Any:
-        node = self.get(name)
-        return None if node is None else plain(node)
+        return value_of(self.get(name))
 
     def take(self, name: str) -> Node | None:
         """Removes what stands at a dotted name and returns it. A section that is left empty by this goes too."""

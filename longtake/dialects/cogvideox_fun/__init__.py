@@ -6,17 +6,18 @@ Each flag acts, or is answered with a line that says what stands in its place, o
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
-from textwrap import fill
 
 from longtake.config import Heights
 from longtake.config.tree import Branch
 from longtake.contracts import UserError
 from longtake.dialects.cogvideox_fun.data import translate_data
-from longtake.dialects.cogvideox_fun.flags import WORDS, split, split_value, words_of
+from longtake.dialects.cogvideox_fun.flags import ARITIES, LISTS, TEXTS, WORDS, words_of
 from longtake.dialects.cogvideox_fun.launch import translate_launch
 from longtake.dialects.cogvideox_fun.places import WHOLE, fault_of_folder, translate_model, translate_places
 from longtake.dialects.cogvideox_fun.training import refuse_nothing_trained, translate_rates, translate_training
+from longtake.dialects.command_line import as_flag, end_with_help, split
 from longtake.dialects.names import refuse_typos
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
 from longtake.system.tiny import take_tiny
@@ -31,34 +32,32 @@ class CogVideoXFun:
 
     def __init__(self, script: str, say: Say | None = None) -> None:
         self._script, self._say, self._tiny = script, SayOnce(say), False
-        self._flags: dict[str, str] = {}
+        self._flags = frozenset[str]()
         self.typed_names: dict[str, str] = {}
 
     def command(self, words: list[str]) -> list[str]:
         """The command line with RUN found. Raises `UserError` where a flag is missing that the script requires."""
         verb, *flags = words
-        if "--help" in flags or "-h" in flags:
-            print(f"{self._script}.py: flags of CogVideoX-Fun's own, as docs/migrating.md explains them:")
-            print(fill(" ".join(f"--{name}" for name in sorted(words_of(self._script))), 110, break_on_hyphens=False))
-            raise SystemExit(0)
+        script, known = f"{self._script}.py", words_of(self._script)
+        end_with_help(script, "CogVideoX-Fun", sorted(known), flags)
         flags, self._tiny = take_tiny(flags)
-        old, others = split(flags)
-        self._flags = old
-        refuse_typos(others, words_of(self._script), f"{self._script}.py", RunConfig)
-        if "pretrained_model_name_or_path" not in old and not self._tiny:
+        given, groups = split(flags, ARITIES)
+        others = list(chain(*groups))
+        self._flags = frozenset(given)
+        refuse_typos(others, known, script, RunConfig)
+        if "pretrained_model_name_or_path" not in given and not self._tiny:
             raise UserError(
-                f"{self._script}.py: --pretrained_model_name_or_path is missing; give the folder of a CogVideoX, with "
+                f"{script}: --pretrained_model_name_or_path is missing; give the folder of a CogVideoX, with "
                 "scheduler, tokenizer, text_encoder, vae and transformer in it"
             )
         if not self._tiny:  # without it all else that is said of the model is wrong
-            folder = split_value(old["pretrained_model_name_or_path"])
+            folder = "".join(given["pretrained_model_name_or_path"])
             if (rule := fault_of_folder(Path(folder).expanduser())) is not None:
                 raise UserError(f"--pretrained_model_name_or_path {folder}: {rule}; {WHOLE}")
-        if "train_data_meta" not in old and not any(word.startswith("--dataset.") for word in others):
-            raise UserError(
-                f"{self._script}.py: --train_data_meta is missing; give the .json or .csv that lists the clips"
-            )
-        return [verb, str(_DEFAULTS / f"{self._script}.py"), *["--tiny"] * self._tiny, *old.values(), *others]
+        if "train_data_meta" not in given and not any(word.startswith("--dataset.") for word in others):
+            raise UserError(f"{script}: --train_data_meta is missing; give the .json or .csv that lists the clips")
+        own = [as_flag(name, values, name in TEXTS, name in LISTS) for name, values in given.items()]
+        return [verb, str(_DEFAULTS / script), *["--tiny"] * self._tiny, *own, *others]
 
     def find(self, path: Path) -> Path | None:
         """No file of CogVideoX-Fun is a base of run files."""
@@ -66,9 +65,7 @@ class CogVideoXFun:
 
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
         """The tree in Longtake's words."""
-        # The file is looked at without flags too, to see what kind of run it is: nothing is said or refused then.
-        is_whole = all(name in tree.items for name in self._flags)
-        work = Translation(tree, heights, *((report, self._say) if is_whole else (_pass_over, _pass_over)))
+        work = Translation(tree, heights, report, self._say, self._flags)
         for name in sorted(WORDS - words_of(self._script)):
             if (node := work.take(name)) is not None:
                 work.refuse(name, node, f"is no flag of {self._script}.py", "leave it out")
@@ -78,12 +75,8 @@ class CogVideoXFun:
         translate_launch(work)
         translate_rates(work)
         translate_data(work, visual, self._tiny)
-        if self._script != "train_lora" and is_whole:
+        if self._script != "train_lora" and work.is_whole:
             refuse_nothing_trained(work)
         translate_training(work, self._script, self._tiny)
         self.typed_names |= work.typed_names
         return work.tree
-
-
-def _pass_over(_: object) -> None:
-    pass

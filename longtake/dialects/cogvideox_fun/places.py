@@ -11,7 +11,7 @@ from longtake.checkpoint.runs import CheckpointInfo
 from longtake.config.tree import Leaf, Node, plain
 from longtake.contracts import UserError
 from longtake.dialects.tiny_weights import CHECK, LEFT_OUT, NOT_THERE, is_missing, leave_out_tiny_weights
-from longtake.dialects.translation import Translation
+from longtake.dialects.translation import Translation, value_of
 from longtake.families import COGVIDEOX
 from longtake.hub import published_facts
 from longtake.models.cogvideox_config import section_of
@@ -29,11 +29,6 @@ _CHECKPOINT = re.compile(
 _OF_HUB = "weights are read from a folder; fetch what you mean by `hf download NAME --revision ... --local-dir FOLDER`"
 WHOLE = "give the folder of a whole CogVideoX, such as `hf download NAME --local-dir FOLDER` makes"
 _UPLOADS = "Longtake uploads nothing; use `hf upload` for what is in the output folder"
-
-
-def value_of(node: Node | None) -> object:
-    """Its plain value; None where nothing stands there."""
-    return None if node is None else plain(node)
 
 
 def translate_model(work: Translation, control: bool, tiny: bool) -> str | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from longtake.config.tree import Leaf, Node, plain
-from longtake.dialects.cogvideox_fun.places import LORA_FILES, value_of
-from longtake.dialects.translation import Fixed, Translation, keep_inputs
+from longtake.dialects.cogvideox_fun.places import LORA_FILES
+from longtake.dialects.translation import Fixed, Translation, keep_inputs, value_of
 from longtake.system.tiny import world_size
 
 MOVED = {

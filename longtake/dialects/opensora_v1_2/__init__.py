@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 from longtake.config import Heights
 from longtake.config.tree import Branch
 from longtake.contracts import UserError
+from longtake.dialects.command_line import end_with_help
 from longtake.dialects.names import refuse_typos
-from longtake.dialects.opensora_v1_2.flags import FLAGS, SCRIPTS, split, training_flags
+from longtake.dialects.opensora_v1_2.flags import FLAGS, SCRIPTS, read_flags, training_flags
 from longtake.dialects.opensora_v1_2.inference import inference_flags, translate_inference
 from longtake.dialects.opensora_v1_2.places import run_file
 from longtake.dialects.opensora_v1_2.search import search_flags, translate_search
@@ -56,18 +56,15 @@ class OpenSoraV12:
         """The command line with RUN found. Raises `UserError` where RUN has no counterpart, and for flags that have
         none."""
         self._verb, *flags = words
-        if "--help" in flags or "-h" in flags:
-            print(f"{SCRIPTS[self._verb]} RUN: flags of Open-Sora 1.2's own, as docs/migrating.md explains them:")
-            print(fill(" ".join(f"--{name}" for name in FLAGS[self._verb]), 110, break_on_hyphens=False))
-            raise SystemExit(0)
+        script, known = SCRIPTS[self._verb], FLAGS[self._verb]
+        end_with_help(f"{script} RUN", "Open-Sora 1.2", known, flags)
         flags, self._tiny = take_tiny(flags)
-        run, given, others = split(flags, self._verb)
+        run, given, others = read_flags(flags, self._verb)
         if self._verb != "plan":  # whose options are no keys of a config
-            schema = RunConfig if self._verb == "train" else GenerateConfig
-            refuse_typos(others, FLAGS[self._verb], SCRIPTS[self._verb], schema)
+            refuse_typos(others, known, script, RunConfig if self._verb == "train" else GenerateConfig)
         if run is None:
             raise UserError(
-                f"{SCRIPTS[self._verb]}: the run file is missing; give one of your own, or one such as "
+                f"{script}: the run file is missing; give one of your own, or one such as "
                 f"configs/opensora-v1-2/{_EXAMPLES[self._verb]}"
             )
         file = run_file(run, self._verb, self._say)

@@ -5,32 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from longtake.contracts import UserError
+from longtake.dialects.command_line import MANY, as_flag, split
 from longtake.dialects.opensora_v1_2.places import weights_flags, weights_keys
 from longtake.dialects.tiny_weights import is_own_checkpoint
 from longtake.dialects.translation import Say
 
 SCRIPTS = {"train": "scripts/train.py", "generate": "scripts/inference.py", "plan": "scripts/misc/search_bs.py"}
 TRUE, FALSE = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
-# How many words follow: 0, 1, 2 or any number.
-_SHARED = {
-    **dict.fromkeys(("seed", "ckpt-path", "batch-size", "outputs", "flash-attn", "layernorm-kernel"), "1"),
-    **dict.fromkeys(("resolution", "data-path", "dtype"), "1"),
-}
-FLAGS: Mapping[str, Mapping[str, str]] = {
+_SHARED = dict.fromkeys(
+    (
+        *("seed", "ckpt-path", "batch-size", "outputs", "flash-attn", "layernorm-kernel", "resolution", "data-path"),
+        "dtype",
+    ),
+    1,
+)
+_GENERATE = (
+    *(
+        "save-dir",
+        "sample-name",
+        "start-index",
+        "end-index",
+        "num-sample",
+        "prompt-path",
+        "prompt-generator",
+        "verbose",
+    ),
+    *("num-frames", "fps", "save-fps", "frame-interval", "aspect-ratio", "watermark", "num-sampling-steps"),
+    *("cfg-scale", "loop", "condition-frame-length", "aes", "flow", "camera-motion", "llm-refine"),
+)
+FLAGS: Mapping[str, Mapping[str, int]] = {  # verb -> flag -> number of its arguments
     "train": {
         **_SHARED,
-        **dict.fromkeys(("lr", "wandb", "load", "warmup-steps"), "1"),
-        **dict.fromkeys(("start-from-scratch", "record-time"), "0"),
+        **dict.fromkeys(("lr", "wandb", "load", "warmup-steps"), 1),
+        **dict.fromkeys(("start-from-scratch", "record-time"), 0),
     },
     "generate": {
         **_SHARED,
-        **dict.fromkeys(("save-dir", "sample-name", "start-index", "end-index", "num-sample", "prompt-path"), "1"),
-        **dict.fromkeys(("prompt-generator", "num-frames", "fps", "save-fps", "frame-interval", "aspect-ratio"), "1"),
-        **dict.fromkeys(("watermark", "num-sampling-steps", "cfg-scale", "loop", "condition-frame-length"), "1"),
-        **dict.fromkeys(("aes", "flow", "camera-motion", "llm-refine", "verbose"), "1"),
-        **dict.fromkeys(("reference-path", "mask-strategy", "prompt"), "*"),
-        "image-size": "2",
-        "prompt-as-path": "0",
+        **dict.fromkeys(_GENERATE, 1),
+        **dict.fromkeys(("reference-path", "mask-strategy", "prompt"), MANY),
+        "image-size": 2,
+        "prompt-as-path": 0,
     },
     "plan": _SHARED,
 }
@@ -53,34 +67,16 @@ LEFT = {
 }
 
 
-def split(words: Sequence[str], verb: str) -> tuple[str | None, dict[str, list[str]], list[str]]:
-    """RUN; the old flags, by name, with their words; and all else. Of two flags of one name the later counts.
-
-    Raises `UserError` for a flag with too few words behind it.
-    """
-    run, found, others = None, dict[str, list[str]](), list[str]()
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        name, given, text = word.partition("=")
-        name = name.removeprefix("--").replace("_", "-")
-        kind = FLAGS[verb].get(name) if word.startswith("--") else None
-        if kind is None:
-            if not word.startswith("-") and run is None:
-                run = word
-                continue
-            others.append(word)
-            if word.startswith("--") and not given and left and not left[0].startswith("--"):
-                others.append(left.pop(0))
-            continue
-        values = [text] if given else []
-        most = {"0": 0, "1": 1, "2": 2}.get(kind, len(left) + 1)
-        while left and len(values) < most and not left[0].startswith("--"):
-            values.append(left.pop(0))
-        if len(values) < min(most, 2) and (kind != "*" or not values):
-            raise UserError(f"--{name}: {len(values)} values; write {'two' if kind == '2' else 'a value'} behind it")
-        found[name] = values
-    return run, found, others
+def read_flags(words: Sequence[str], verb: str) -> tuple[str | None, dict[str, list[str]], list[str]]:
+    """RUN; the script's flags, by name, with their arguments; and all else. Raises `UserError` for a flag with too few
+    arguments."""
+    given, groups = split(words, FLAGS[verb], lambda name: name.replace("_", "-"))
+    for name, values in given.items():
+        if len(values) < (least := min(FLAGS[verb][name], 2) if FLAGS[verb][name] != MANY else 1):
+            wanted = "two" if least == 2 else "a value"
+            raise UserError(f"--{name}: {len(values)} values; write {wanted} behind it")
+    run = next((group for group in groups if not group[0].startswith("-")), None)
+    return run[0] if run else None, given, [word for group in groups if group is not run for word in group]
 
 
 def training_flags(given: Mapping[str, list[str]], tiny: bool, say: Say) -> list[str]:
@@ -90,7 +86,7 @@ def training_flags(given: Mapping[str, list[str]], tiny: bool, say: Say) -> list
         if name in LEFT:
             say(f"--{name}: {LEFT[name]}")
         elif name in MOVED:
-            flags.append(f"--{MOVED[name]}={values[0]!r}" if name in TEXTS else f"--{MOVED[name]}={values[0]}")
+            flags.append(as_flag(MOVED[name], values, name in TEXTS))
     if "wandb" in given:
         flags.append(f"--wandb={truth('wandb', given['wandb'][0])}")
         if not truth("wandb", given["wandb"][0]):

@@ -9,10 +9,11 @@ from typing import Any
 
 from longtake.config.tree import Node, plain
 from longtake.contracts import UserError
-from longtake.dialects.opensora_v1_2.flags import KERNELS, truth
+from longtake.dialects.command_line import MANY, as_flag
+from longtake.dialects.opensora_v1_2.flags import FLAGS, KERNELS, truth
 from longtake.dialects.opensora_v1_2.places import weights_flags
-from longtake.dialects.opensora_v1_2.shared import is_old, lay, translate_parts, value_of
-from longtake.dialects.translation import Fixed, Say, Translation
+from longtake.dialects.opensora_v1_2.shared import is_old, lay, translate_parts
+from longtake.dialects.translation import Fixed, Say, Translation, value_of
 from longtake.families.opensora_v1_2_strategy import carried
 from longtake.generate.prompts import read_prompts
 from longtake.system.tiny import world_size
@@ -75,20 +76,14 @@ def inference_flags(given: Mapping[str, list[str]], tiny: bool, say: Say) -> lis
         name = flag.replace("-", "_")
         if name == "ckpt_path":
             flags += weights_flags(values[0], tiny, say)
-        elif name in ("prompt", "reference_path", "mask_strategy"):
-            flags.append(f"--{name}={values!r}")
         elif name == "image_size":
             flags.append(f"--sampling_option.resolution={'x'.join(values)!r}")
         elif name == "num_frames":
             flags.append(f"--num_frames={_length(values[0])}")
-        elif name == "prompt_as_path":
-            flags.append("--prompt_as_path=True")
         elif name in _SWITCHES:
             flags.append(f"--{name}={truth(flag, values[0])}")
-        elif name in _TEXTS:
-            flags.append(f"--{name}={values[0]!r}")
         else:
-            flags.append(f"--{name}={values[0]}")
+            flags.append(as_flag(name, values, name in _TEXTS, FLAGS["generate"][flag] == MANY))
     return flags
 
 

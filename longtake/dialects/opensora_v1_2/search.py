@@ -11,6 +11,7 @@ from typing import Any
 from longtake.config import load_config
 from longtake.config.tree import Branch, plain
 from longtake.contracts import UserError
+from longtake.dialects.command_line import as_flag
 from longtake.dialects.opensora_v1_2.flags import LEFT, MOVED, TEXTS
 from longtake.dialects.opensora_v1_2.places import SEARCHED
 from longtake.dialects.translation import Say, Translation
@@ -38,8 +39,7 @@ def search_flags(
         elif tiny and name == "resolution":
             say(f"--resolution {value}: --tiny has resolutions of its own")
         else:
-            key = MOVED.get(name, name)
-            flags.append(f"--{key}={value!r}" if name in TEXTS or name == "resolution" else f"--{key}={value}")
+            flags.append(as_flag(MOVED.get(name, name), [value], name in (*TEXTS, "resolution")))
     named = {word.partition("=")[0] for word in others}
     if _TARGET not in named:
         flags += [_TARGET, f"{SEARCHED[1] if is_published else _goal(file):g}"]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from longtake.config import load_config
-from longtake.config.tree import Leaf, Node, plain
+from longtake.config.tree import Leaf, plain
 from longtake.dialects.opensora_v1_2.flags import KERNELS
 from longtake.dialects.opensora_v1_2.places import weights_keys
-from longtake.dialects.translation import Fixed, Translation
+from longtake.dialects.translation import Fixed, Translation, value_of
 from longtake.presets import FOLDER
 
 SIZES: Mapping[str, Mapping[str, int]] = {
@@ -151,8 +151,3 @@ def _parts() -> dict[str, Any]:
     tree = load_config(FOLDER / "opensora_v1_2" / "parts.py", [], dict[str, Any]).tree
     kinds = {section: {"type": tree[section]["type"]} for section in ("model", "objective")}
     return {**kinds, "ae": tree["ae"], "t5": tree["t5"]}
-
-
-def value_of(node: Node | None) -> Any:
-    """Its plain value; None where nothing stands there."""
-    return None if node is None else plain(node)

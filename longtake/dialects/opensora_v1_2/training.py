@@ -6,8 +6,8 @@ from typing import Any
 
 from longtake.config.tree import Node, plain
 from longtake.dialects.opensora_v1_2.flags import LEFT as LEFT_FLAGS
-from longtake.dialects.opensora_v1_2.shared import is_old, lay, translate_parts, value_of
-from longtake.dialects.translation import Fixed, Translation, keep_inputs
+from longtake.dialects.opensora_v1_2.shared import is_old, lay, translate_parts
+from longtake.dialects.translation import Fixed, Translation, keep_inputs, value_of
 
 _STORE = "make a store by `longtake data encode RUN -o FOLDER` and give it as dataset.latents"
 _FEATURES = "a latent store says its own sizes"

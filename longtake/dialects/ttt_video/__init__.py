@@ -7,17 +7,17 @@ Each key acts, or is answered with a line that says what stands in its place, or
 from __future__ import annotations
 
 from pathlib import Path
-from textwrap import fill
 
 from longtake.config import Heights
 from longtake.config.tree import Branch
 from longtake.contracts import UserError
+from longtake.dialects.command_line import end_with_help
 from longtake.dialects.names import refuse_typos
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
 from longtake.dialects.ttt_video.sampling import translate_sampling
 from longtake.dialects.ttt_video.shared import complete, lay_preset, translate_model
 from longtake.dialects.ttt_video.training import translate_training
-from longtake.dialects.ttt_video.words import CONFIG_FILE, sections_of, split
+from longtake.dialects.ttt_video.words import CONFIG_FILE, read_flags, sections_of
 from longtake.generate import GenerateConfig
 from longtake.system.tiny import take_tiny
 from longtake.train import RunConfig
@@ -39,15 +39,10 @@ class TTTVideoDialect:
         """The command line with RUN found. Raises `UserError` where what must be given is missing."""
         self._verb, *flags = words
         script = _SCRIPTS[self._verb]
-        if "--help" in flags or "-h" in flags:
-            known = [f"--{CONFIG_FILE}"]
-            known += [f"--{name}.{key}" for name, keys in sections_of(self._verb).items() for key in keys]
-            print(f"{script}: keys of TTT-Video's own, as docs/migrating.md explains them:")
-            print(fill(" ".join(known), 110, break_on_hyphens=False))
-            raise SystemExit(0)
-        flags, self._tiny = take_tiny(flags)
-        run, self._flags, others = split(flags, self._verb)
         known = [CONFIG_FILE, *(f"{name}.{key}" for name, keys in sections_of(self._verb).items() for key in keys)]
+        end_with_help(script, "TTT-Video", known, flags)
+        flags, self._tiny = take_tiny(flags)
+        run, self._flags, others = read_flags(flags, self._verb)
         refuse_typos(others, known, script, RunConfig if self._verb == "train" else GenerateConfig)
         if run is not None and not Path(run).is_file():
             raise UserError(f"--{CONFIG_FILE} {run}: there is no such file; give one of configs/, or of your own")
@@ -59,10 +54,7 @@ class TTTVideoDialect:
 
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
         """The tree in Longtake's words."""
-        # The file is looked at without flags too, to see what kind of run it is: nothing is said or refused then.
-        work = Translation(tree, heights, _pass_over, _pass_over)
-        if all(work.is_flag(name) for name in self._flags):
-            work = Translation(tree, heights, report, self._say)
+        work = Translation(tree, heights, report, self._say, self._flags)
         words = complete(work, self._verb)
         preset = lay_preset(work, words, "train" if self._verb == "train" else "inference", self._tiny)
         translate_model(work, words, self._tiny)
@@ -72,7 +64,3 @@ class TTTVideoDialect:
             translate_sampling(work, words, self._tiny)
         self.typed_names |= work.typed_names
         return work.tree
-
-
-def _pass_over(_: object) -> None:
-    pass

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from longtake.dialects.command_line import as_flag, split
+
 OF_TRAINING: Mapping[str, Mapping[str, Any]] = {
     "job": {"exp_name": "default job", "dump_folder": None, "seed": 42},
     "model": {
@@ -56,29 +58,20 @@ def sections_of(verb: str) -> Mapping[str, Mapping[str, Any]]:
     return OF_TRAINING if verb == "train" else OF_SAMPLING
 
 
-def split(words: Sequence[str], verb: str) -> tuple[str | None, dict[str, str], list[str]]:
+def read_flags(words: Sequence[str], verb: str) -> tuple[str | None, dict[str, str], list[str]]:
     """The run file that `--job.config_file` names; the keys that are given, each by name as one flag that keeps texts
-    texts; and all other words. Of two flags of one name the later counts."""
-    sections, run, found = sections_of(verb), None, dict[str, str]()
-    others: list[str] = []
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        name, given, text = word.removeprefix("--").partition("=")
-        section, _, key = name.partition(".")
-        key = key.replace("-", "_")
-        if not word.startswith("--") or (f"{section}.{key}" != CONFIG_FILE and key not in sections.get(section, {})):
-            others.append(word)
-            continue
-        name = f"{section}.{key}"
-        is_switch = isinstance(sections[section].get(key), bool)
-        if not given and not is_switch and left and not left[0].startswith("--"):
-            given, text = "=", left.pop(0)
-        if name == CONFIG_FILE:
-            run = text
-        elif not given:
-            found[name] = f"--{name}"
-        else:
-            is_text = name in _TEXTS or isinstance(sections[section][key], str)
-            found[name] = f"--{name}={text!r}" if is_text and text[:1] not in "[(" else f"--{name}={text}"
-    return run, found, others
+    texts; and all other words."""
+    defaults = {f"{section}.{key}": value for section, keys in sections_of(verb).items() for key, value in keys.items()}
+    arities = {name: int(not isinstance(value, bool)) for name, value in defaults.items()}
+    given, groups = split(words, {**arities, CONFIG_FILE: 1}, _plain)
+    run = "".join(given.pop(CONFIG_FILE)) if CONFIG_FILE in given else None
+    flags = {}
+    for name, values in given.items():
+        is_text = name in _TEXTS or isinstance(defaults[name], str)
+        flags[name] = as_flag(name, values, is_text and not "".join(values).startswith(("[", "(")))
+    return run, flags, [word for group in groups for word in group]
+
+
+def _plain(name: str) -> str:
+    section, _, key = name.partition(".")
+    return f"{section}.{key.replace('-', '_')}"
