@@ -27,6 +27,25 @@ def test_numbers_presets_and_flags_become_a_watch(tmp_path: Path, monkeypatch: p
         watch_words(["--expnums", "8"])
 
 
+def test_server_without_a_login_keeps_videos_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    (tmp_path / "outputs/007-STDiT3-XL-2").mkdir(parents=True)
+
+    def tracked(*words: str) -> tuple[str, bool]:
+        words = watch_words(["--expnums", "7", *words])
+        return words[words.index("--wandb") + 1], "no login" in capsys.readouterr().err
+
+    assert tracked() == ("False", True)
+    assert tracked("--compute_only") == ("False", False)
+    assert tracked("--save_to", "new") == ("True", False)  # asked for: its absence is an error
+    (tmp_path / "netrc").write_text(f"machine api.wandb.ai login user password {40 * 'x'}\n")
+    assert tracked() == ("True", False)
+
+
 def test_flags_of_watch_and_keys_of_a_run_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs/007-STDiT3-XL-2").mkdir(parents=True)

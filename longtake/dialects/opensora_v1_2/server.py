@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import glob
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from longtake.contracts import UserError
 from longtake.dialects.names import refuse_typos
+from longtake.dialects.opensora_v1_2.tracking import NO_LOGIN, has_login
 from longtake.train import RunConfig
 
 
@@ -63,7 +65,10 @@ def watch_words(words: Sequence[str]) -> list[str]:
         found += ["--pick", "first-of-pass"]
     found += ["--wandb-run", given.save_to] if given.save_to else []
     found += [word for key, value in keys.items() for word in (f"--validation.{key}", str(value))]
-    return [*found, "--wandb", "False" if given.compute_only else "True", *others]
+    is_tracked = not given.compute_only and (given.save_to is not None or has_login())
+    if not is_tracked and not given.compute_only:
+        print(f"inference-server.py: {NO_LOGIN}", file=sys.stderr)
+    return [*found, "--wandb", str(is_tracked), *others]
 
 
 def _prompts() -> str:

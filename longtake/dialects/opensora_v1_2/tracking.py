@@ -11,6 +11,7 @@ from longtake.track import TrackingConfig, require_wandb_login
 from longtake.train.config import NUMBER
 
 _STDIT3 = "STDiT3-XL/2"
+NO_LOGIN = "no login to Weights & Biases here, so nothing is sent there; `wandb login` makes one"
 _LAMBDA = {"outputs": "outputs_speedrun", "wandb": True}  # as Lambda's published files have it
 
 
@@ -28,8 +29,15 @@ def translate_places(work: Translation, preset: str | None, flags: Sequence[str]
     node = work.get("wandb")
     if node is None or work.value("wandb") is not True or any(flag.startswith("--wandb") for flag in flags):
         return
+    if not has_login():
+        work.note("wandb", node, NO_LOGIN)
+        work.put("wandb", False, node)
+
+
+def has_login() -> bool:
+    """Whether Weights & Biases can be used on this machine."""
     try:
         require_wandb_login(TrackingConfig(wandb=True))
     except UserError:
-        work.note("wandb", node, "no login to Weights & Biases here, so nothing is sent there; `wandb login` makes one")
-        work.put("wandb", False, node)
+        return False
+    return True
