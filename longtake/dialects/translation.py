@@ -141,6 +141,12 @@ class Translation:
                 silent = wins and not self.heights.is_flag(node.origin)
                 self.put(new, plain(node), node, "" if silent else old)
 
+    def switch(self, words: Mapping[str, tuple[str, Any]]) -> None:
+        """Words that turn something on: name -> key and its value here. One that is off says nothing."""
+        for name, (key, value) in words.items():
+            if (node := self.take(name)) is not None and plain(node):
+                self.put(key, value, node)
+
     def leave(self, words: Mapping[str, str]) -> None:
         """Words that are not needed here: name -> what stands in their place."""
         for name, text in words.items():

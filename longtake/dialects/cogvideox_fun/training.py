@@ -50,7 +50,7 @@ _NEGATIVE_PROMPT = (
     "The video is not of a high quality, it has a low resolution. Watermark present in each frame. The background is "
     "solid. Strange body and strange trajectory. Distortion. "
 )
-_EMA = 0.9999  # the decay that use_ema means there
+SWITCHES = {"use_ema": ("ema_decay", 0.9999), "use_8bit_adam": ("optim.states", "8bit")}
 _DROPPED = 0.1  # share of captions that are left out; no flag says it
 _ALL_BLOCKS = (1000,)
 _NAMES = {"ff.net.0.proj": "ff.0", "ff.net.2": "ff.2", "ff.net": "ff", "to_out.0": "to_out"}  # theirs -> ours
@@ -81,8 +81,7 @@ def translate_training(work: Translation, script: str, tiny: bool) -> None:
     if (node := work.take("gradient_checkpointing")) is not None and plain(node):
         work.put("model.grad_ckpt_settings", _ALL_BLOCKS, node)
         keep_inputs(work, node)
-    if (node := work.take("use_ema")) is not None and plain(node):
-        work.put("ema_decay", _EMA, node)
+    work.switch(SWITCHES)
     if script == "train_lora":
         _adapters(work)
     else:
@@ -179,8 +178,6 @@ def _optimizer(work: Translation) -> None:
     betas = [work.take(f"adam_beta{i}") for i in (1, 2)]
     given = next((node for node in betas if node is not None and work.heights.is_flag(node.origin)), work.tree)
     work.put("optim.betas", tuple(map(value_of, betas)), given)
-    if (node := work.take("use_8bit_adam")) is not None and plain(node):
-        work.put("optim.states", "8bit", node)
     start, ratio = work.take("abnormal_norm_clip_start"), work.take("initial_grad_norm_ratio")
     if start is not None and ratio is not None and work.value("grad_clip") != 0:
         work.put("optim.clip", {"start": value_of(ratio), "steps": value_of(start)}, start)

@@ -20,6 +20,12 @@ _SIZES: Mapping[str, Mapping[str, int]] = {
     "debug": {"num_attention_heads": 8, "num_layers": 6, "text_embed_dim": 512},
 }
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
+MOVED = {
+    **{name: name for name in ("model.ttt_base_lr", "model.mini_batch_size")},
+    "parallelism.dp_replicate": "parallel.replicate",
+    "parallelism.dp_sharding": "parallel.shard",
+    "parallelism.tp_sharding": "parallel.tensor",
+}
 _RECOMPUTED = "model.grad_ckpt_settings: all blocks are recomputed, once"
 _KEPT = "not needed. Each block is recomputed once; the outputs of attention and of both scans are kept"
 REMAT = {
@@ -44,6 +50,12 @@ class Words:
         """Where it is written, else the lowest place of all."""
         return self._found[name][1] or self._low
 
+    def move(self, work: Translation, names: Mapping[str, str]) -> None:
+        """Puts words that have a value under Longtake's names: name there -> name here."""
+        for old, new in names.items():
+            if self[old] not in (None, ""):
+                work.put(new, self[old], self.node(old))
+
     def is_given(self, name: str) -> bool:
         """Whether it is written anywhere."""
         return self._found[name][1] is not None
@@ -60,6 +72,8 @@ def complete(work: Translation, verb: str) -> Words:
             if node is not None and (kind := _wanted(value, default)) is not None:
                 work.refuse(f"{section}.{key}", node, f"must be {kind}", f"write for example {default!r}")
                 value = default
+            if isinstance(default, int) and not isinstance(default, bool):
+                value = int(value)
             found[f"{section}.{key}"] = value, node
         left = work.get(section)
         if section != "model" and isinstance(left, Branch):  # whose other keys are Longtake's
@@ -106,8 +120,7 @@ def translate_model(work: Translation, words: Words, tiny: bool) -> None:
             work.put("t5.dim", _SIZES[size]["text_embed_dim"], words.node("model.size"))
     mixer = choice(work, words, "model.ssm_layer", MIXERS)
     work.put("model.mixer", mixer, words.node("model.ssm_layer"))
-    for key in ("ttt_base_lr", "mini_batch_size"):
-        work.put(f"model.{key}", words[f"model.{key}"], words.node(f"model.{key}"))
+    words.move(work, MOVED)
     weights = words.node("checkpoint.init_state_dir")
     if not words.is_given("checkpoint.init_state_dir") and not work.is_flag("model.from_pretrained"):
         work.take("model.from_pretrained")
@@ -120,8 +133,6 @@ def translate_model(work: Translation, words: Words, tiny: bool) -> None:
             work.note("checkpoint.init_state_dir", weights, "--tiny leaves its weights out")
         else:
             work.put("model.from_pretrained", folder, weights)
-    for old, new in (("dp_replicate", "replicate"), ("dp_sharding", "shard"), ("tp_sharding", "tensor")):
-        work.put(f"parallel.{new}", int(words[f"parallelism.{old}"]), words.node(f"parallelism.{old}"))
     for text in dict.fromkeys(REMAT.values()):
         given = [key for key, said in REMAT.items() if said == text and words.is_given(f"remat.{key}")]
         if given := [key for key in given if words[f"remat.{key}"] is not False]:
@@ -138,10 +149,11 @@ def put_dtype(work: Translation, words: Words, name: str) -> None:
     work.put("dtype", _DTYPES[value], words.node(name))
 
 
-def at_least(work: Translation, words: Words, name: str, least: int) -> None:
-    """Reports a number below the least that there can be."""
-    if words[name] < least:
-        work.refuse(name, words.node(name), f"must be {least} or more")
+def at_least(work: Translation, words: Words, least: Mapping[str, int]) -> None:
+    """Reports numbers below the least that there can be."""
+    for name, number in least.items():
+        if words[name] < number:
+            work.refuse(name, words.node(name), f"must be {number} or more")
 
 
 def choice(work: Translation, words: Words, name: str, known: Any) -> Any:

@@ -14,6 +14,22 @@ from longtake.dialects.ttt_video.shared import LENGTHS, Words, at_least, choice,
 from longtake.presets import find_preset
 
 _SCHEDULES = ("cosine", "linear")
+_LEAST = {
+    **dict.fromkeys(("training.warmup_steps", "training.gc_freq"), 0),
+    **dict.fromkeys(("training.grad_accum_steps", "training.global_batch_size", "training.steps"), 1),
+}
+MOVED = {
+    "job.seed": "seed",
+    "training.dataset_path": "dataset.root",
+    "training.empty_prompt": "dataset.empty_prompt",
+    "training.global_batch_size": "slots_per_step",
+    "training.steps": "max_steps",
+    "training.gc_freq": "gc_every",
+    "optimizer.gradient_clipping_norm": "grad_clip",
+    "checkpoint.interval": "ckpt_every",
+    "comm.init_timeout_seconds": "watchdog_seconds",
+    "wandb.project": "wandb_project",
+}
 _QKVO = "ttt_video/ttt_mlp/9s"  # a stage that trains these alone
 # Flags that say how text is dropped, and what takes its place; lists of embedded clips need no text encoder otherwise.
 _EMPTY = ("dropout_ratio.t5", "dataset.empty_prompt", "t5.from_pretrained")
@@ -21,6 +37,7 @@ _EMPTY = ("dropout_ratio.t5", "dataset.empty_prompt", "t5.from_pretrained")
 
 def translate_training(work: Translation, words: Words, preset: Mapping[str, Any], tiny: bool) -> None:
     """All that `train.py` reads beside the model. preset: what lies beneath."""
+    words.move(work, MOVED)
     _places(work, words)
     _data(work, words, tiny)
     _trained(work, words)
@@ -37,8 +54,7 @@ def _places(work: Translation, words: Words) -> None:
         work.refuse("job.dump_folder", words.node("job.dump_folder"), "must be absolute", f"write {folder.absolute()}")
     work.put("outputs", str(folder), words.node("job.dump_folder"))
     work.put("exp_name", words["job.exp_name"], words.node("job.exp_name"), "job.exp_name")
-    work.put("seed", words["job.seed"], words.node("job.seed"))
-    run, step = folder / words["job.exp_name"], int(words["checkpoint.resume_step"])
+    run, step = folder / words["job.exp_name"], words["checkpoint.resume_step"]
     if words["checkpoint.resume"] and step == -1:
         work.put("resume", "auto", words.node("checkpoint.resume"))
     elif words["checkpoint.resume"]:
@@ -77,9 +93,6 @@ def _data(work: Translation, words: Words, tiny: bool) -> None:
         work.put("dataset.mix", tuple((name, 1.0) for name in names), node)
     if names:
         work.put("dataset.latents", names[0], node)
-    for old, new in (("dataset_path", "root"), ("empty_prompt", "empty_prompt")):
-        if words[f"training.{old}"] is not None:
-            work.put(f"dataset.{new}", words[f"training.{old}"], words.node(f"training.{old}"))
     if words["training.empty_prompt"] is None and not any(map(work.is_flag, _EMPTY)):
         work.say(
             "training.empty_prompt: not given, so no text is dropped (dropout_ratio.t5 = 0); give the embedding of the "
@@ -113,7 +126,7 @@ def _rates(work: Translation, words: Words, preset: Mapping[str, Any]) -> None:
     """`optimizer` and `training.warmup_steps` -> `optim`, in the preset's four groups."""
     fix_word(work, words, "optimizer.name", Fixed(("AdamW",), "", "AdamW is what there is"))
     node = words.node("optimizer.lr")
-    last, warm = int(words["training.steps"]), int(words["training.warmup_steps"])
+    last, warm = words["training.steps"], words["training.warmup_steps"]
     schedules = {}
     for rate, kind in (("lr", "lr_schedule"), ("lr_ssm", "lr_ssm_schedule")):
         law = choice(work, words, f"optimizer.{kind}", _SCHEDULES)
@@ -124,7 +137,6 @@ def _rates(work: Translation, words: Words, preset: Mapping[str, Any]) -> None:
     ]
     work.put("optim.schedule", schedules["lr"], node)
     work.put("optim.groups", groups, words.node("optimizer.lr_ssm"))
-    work.put("grad_clip", words["optimizer.gradient_clipping_norm"], words.node("optimizer.gradient_clipping_norm"))
 
 
 def schedule(peak: float, end: float, law: str | None, warm: int, last: int) -> tuple[tuple[Any, ...], ...]:
@@ -138,27 +150,18 @@ def schedule(peak: float, end: float, law: str | None, warm: int, last: int) -> 
 
 
 def _steps(work: Translation, words: Words) -> None:
-    least = {"warmup_steps": 0, "grad_accum_steps": 1, "global_batch_size": 1, "steps": 1, "gc_freq": 0}
-    for name, number in least.items():
-        at_least(work, words, f"training.{name}", number)
-    work.put("max_steps", int(words["training.steps"]), words.node("training.steps"))
+    at_least(work, words, _LEAST)
     work.put("epochs", 10**9, work.tree)
-    batch = words.node("training.global_batch_size")
-    work.put("slots_per_step", int(words["training.global_batch_size"]), batch)
     if words["training.grad_accum_steps"] != 1:
         text = "every rank takes one sample at a time, global_batch_size of them together make a step"
         work.note("training.grad_accum_steps", words.node("training.grad_accum_steps"), text)
-    work.put("gc_every", int(words["training.gc_freq"]), words.node("training.gc_freq"))
-    work.put("ckpt_every", int(words["checkpoint.interval"]), words.node("checkpoint.interval"))
     if minutes := words["checkpoint.timeout_minutes"]:
         work.put("time_limit", minutes, words.node("checkpoint.timeout_minutes"))
-    work.put("watchdog_seconds", words["comm.init_timeout_seconds"], words.node("comm.init_timeout_seconds"))
 
 
 def _tracking(work: Translation, words: Words) -> None:
     """`wandb`."""
     work.put("wandb", not words["wandb.disable"], words.node("wandb.disable"))
-    work.put("wandb_project", words["wandb.project"], words.node("wandb.project"))
     if words["wandb.entity"] != "default":
         work.put("wandb_entity", words["wandb.entity"], words.node("wandb.entity"))
     work.put("log_every", 1, work.tree)
