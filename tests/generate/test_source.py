@@ -17,6 +17,7 @@ from longtake.generate.source import check_loaded
 from longtake.parallel import World, local_tensor
 from longtake.system import export_model
 from longtake.train import Outcome
+from tests.train.runs import run_command
 
 
 def weights(run: str, world: World, *flags: str) -> tuple[dict[str, torch.Tensor], list[str]]:
@@ -221,3 +222,14 @@ def test_shape_that_the_run_never_trained_is_named_with_those_it_did(
     for line in lines:
         assert line.startswith(str(named))
         assert "32px (1, 8 frames of " in line
+
+
+def test_missing_weights_and_encoders_are_named_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ("model.from_pretrained", "ae.from_pretrained", "t5.from_pretrained")
+    places = [tmp_path / f"gone{number}.safetensors" for number, _ in enumerate(keys)]
+    flags = [word for key, place in zip(keys, places, strict=True) for word in (f"--{key}", str(place))]
+    words = ["generate", "opensora_v2/256px", "--prompt", "x", *flags, "--clip.from_pretrained", str(tmp_path)]
+    code, _, error = run_command(capsys, words)
+    assert code == 2
+    named = [[place.name for place in places if place.name in line] for line in error.splitlines()]
+    assert named == [[place.name] for place in places]
