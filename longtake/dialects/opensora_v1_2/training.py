@@ -40,7 +40,6 @@ _NOTHING = "identity"
 DEFAULTS = {"grad_clip": 0.0, "eps": 1e-8, "ema_decay": 0.9999, "lr": 1e-4, "log_every": 1, "initial_lr": 0.0}
 _SAID = {"eps": "adam_eps"}
 _DROPPED = 0.1  # share of texts, where model.class_dropout_prob does not say it
-_COOLDOWN = 400  # steps of the published schedules
 _CORNERS = 3  # points of a schedule that rises, falls and stays
 
 
@@ -48,7 +47,7 @@ def translate_training(work: Translation, tiny: bool) -> None:
     """All words of a training file, and of flags that Longtake's keys do not say alone."""
     old = is_old(work)
     work.drop_none(_NONE_IS_DEFAULT)
-    _model(work, old)
+    _model(work)
     translate_parts(work, old, tiny)
     _plugin(work)
     work.drop_none(MOVED)
@@ -68,7 +67,7 @@ def translate_training(work: Translation, tiny: bool) -> None:
         lay(work, "parallel.zero", 2)
 
 
-def _model(work: Translation, old: bool) -> None:
+def _model(work: Translation) -> None:
     """What of `model` says what trains."""
     frozen, temporal = work.take("model.freeze_y_embedder"), work.take("model.only_train_temporal")
     if frozen is not None:
