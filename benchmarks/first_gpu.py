@@ -103,6 +103,7 @@ def environment(scratch, tiny):
     env = {**os.environ, "PYTHONPATH": f"{scratch}/site:{ROOT}:{ROOT}/benchmarks", "PYTHONUNBUFFERED": "1"}
     env |= {"PYTHONFAULTHANDLER": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "NCCL_SOCKET_IFNAME": "lo"}
     env |= {"TORCH_LOGS": "recompiles,graph_breaks", "XDG_CACHE_HOME": f"{scratch}/cache"}
+    env["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/inductor"  # elsewhere a killed job may have left half a file
     if tiny:
         return env | gpu_packages.hiding() | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     if wheels := list(map(str, ROOT.glob(".wheels/*.whl"))):
