@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from longtake.config import Dialect, Resolved, key_names, load_config
 from longtake.config import resolve as resolve_config
 from longtake.contracts import UserError
 from longtake.generate.config import GenerateConfig
+from longtake.generate.options import own_config
 from longtake.generate.read import (
     OF_TRAINING,
     Flags,
@@ -25,7 +27,7 @@ from longtake.generate.read import (
     refuse_idle_strength,
     tiny_layers,
 )
-from longtake.generate.requests import shape_of
+from longtake.generate.requests import prompts_of, shape_of
 from longtake.models import LoraConfig
 from longtake.parallel import local_tensor
 from longtake.system import (
@@ -70,11 +72,12 @@ def resolve_source(run: str, overrides: Sequence[str], dialect: Dialect | None =
         config = read_generation(path, [*overrides, "--ae.scale_factor", str(scale)], dialect).value
         return GenerationSource(config, None, (f"ae.scale_factor = {scale}: that of {place}",))
     if path.suffix == ".safetensors" or is_exported_folder(path):
-        tree = system_part(exported_tree(path))
+        of_run = exported_tree(path)
+        tree = system_part(of_run)
         tree["model"] = {**tree.get("model", {}), "from_pretrained": str(path)}
         resolved = _resolve(tree, words, dialect)
         refuse_idle_strength(resolved)
-        return GenerationSource(resolved.value, None)
+        return GenerationSource(resolved.value, None, () if words.tiny else _untrained_notes(resolved.value, of_run))
     checkpoint = resolve_checkpoint(run)
     of_run = run_tree(checkpoint)
     size = trained_size(of_run)
@@ -181,19 +184,30 @@ def _resolve(
 
 
 def _untrained_notes(config: GenerateConfig, of_run: Mapping[str, Any]) -> tuple[str, ...]:
-    """A line where the videos have a length, size or shape that no bucket of the run has, with what it trained on."""
+    """A line for each length, size or shape of the videos that no bucket of the run has, with what it trained on."""
     by_resolution = {name: shapes for name, shapes in trained_shapes(of_run).items() if shapes}
-    num_frames, height, width = shape_of(config)
-    if not by_resolution or any((num_frames, height, width) in shapes for shapes in by_resolution.values()):
+    every = set().union(*by_resolution.values())
+    if not every:
         return ()
+    asked = {shape_of(config)} if config.prompts is None else set(_shapes_of_rows(config))
     trained = "; ".join(
         f"{name} ({_listed({shape[0] for shape in shapes})} frames of "
         f"{_listed(f'{height} x {width}' for _, height, width in shapes)})"
         for name, shapes in by_resolution.items()
     )
-    same_size = {shape[0] for shapes in by_resolution.values() for shape in shapes if shape[1:] == (height, width)}
-    reason = "in that length" if same_size else "in that size or shape"
-    return (f"{num_frames} x {height} x {width}: the run has not trained {reason}; it trained on {trained}",)
+    notes = []
+    for num_frames, *size in sorted(asked - every):
+        reason = "in that length" if any(list(shape[1:]) == size for shape in every) else "in that size or shape"
+        shape = " x ".join(map(str, (num_frames, *size)))
+        notes.append(f"{shape}: the run has not trained {reason}; it trained on {trained}")
+    return tuple(notes)
+
+
+def _shapes_of_rows(config: GenerateConfig) -> Iterator[tuple[int, int, int]]:
+    """(T, H, W) of the rows of a table of prompts; faults of the table are told by `check_request`."""
+    with suppress(UserError):
+        for prompt in prompts_of(config, []):
+            yield shape_of(own_config(prompt, config))
 
 
 def _listed(values: Iterable[int | str]) -> str:

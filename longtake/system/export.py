@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from longtake.buckets import SizesSection, aspect_table, num_pixels
+from longtake.buckets import SizesSection, aspect_table, frame_size, num_pixels
 from longtake.buckets.entries import read_entries
 from longtake.checkpoint import CheckpointWeights, hold
 from longtake.config import resolve
@@ -34,6 +34,7 @@ from longtake.weights import (
 )
 
 CONFIG_HEADER = "longtake_config"
+_BUCKETS = ("bucket_config", "sizes")  # keys of a training run
 
 
 def export_model(checkpoint: str, target: str | Path, part: str = "ema", max_file_bytes: int = MOST_FILE_BYTES) -> Path:
@@ -166,10 +167,11 @@ def write_torch_folder(
 
 
 def system_tree(checkpoint: Path) -> dict[str, Any]:
-    """The keys of a checkpoint's run that say what its model is and how it is sampled, at the size of its buckets."""
+    """The keys of a checkpoint's run that say what its model is, how it is sampled, at the size of its buckets, and
+    which buckets these are."""
     tree = run_tree(checkpoint)
     whole = {**tree, "sampling_option": {**said_sampling(tree), **trained_size(tree)}}
-    return {key: value for key, value in whole.items() if key in SystemConfig.model_fields}
+    return {key: value for key, value in whole.items() if key in SystemConfig.model_fields or key in _BUCKETS}
 
 
 def is_exported_folder(path: str | Path) -> bool:
@@ -234,12 +236,22 @@ def trained_size(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def trained_shapes(tree: Mapping[str, Any]) -> dict[str, set[tuple[int, int, int]]]:
     """(T, H, W) of the buckets that a run's config, as plain data, lets clips take, and of the shapes that sampling has
-    for the same aspect ratios, by resolution; empty for a run without `bucket_config`. Raises `UserError` for a config
-    that is damaged."""
-    if tree.get("sizes") or not isinstance(tree.get("bucket_config"), Mapping):
+    for the same aspect ratios, by resolution; empty for a run without buckets. Raises `UserError` for a config that is
+    damaged."""
+    sizes, buckets = (tree.get(key) for key in ("sizes", "bucket_config"))
+    if not isinstance(sizes or buckets, Mapping):
         return {}
     config = resolve(system_part(tree), [], SystemConfig, place="the run's config.py").value
     divisor, law = config.size_divisor, config.bucket_law
+    if sizes:
+        found: dict[str, set[tuple[int, int, int]]] = {}
+        for bucket in SizesSection.model_validate(sizes).law(config).buckets:
+            shapes = found.setdefault(bucket.resolution, set())
+            shapes |= {
+                bucket.shape,
+                (bucket.num_frames, *frame_size(bucket.resolution, bucket.ratio, divisor, law=law)),
+            }
+        return found
     return {
         name: {
             (entry.num_frames, *size)
@@ -248,7 +260,7 @@ def trained_shapes(tree: Mapping[str, Any]) -> dict[str, set[tuple[int, int, int
             for training in (True, False)
             for size in aspect_table(name, divisor, training, law).values()
         }
-        for name, entries in read_entries(tree["bucket_config"], divisor, law=law).items()
+        for name, entries in read_entries(buckets, divisor, law=law).items()
     }
 
 

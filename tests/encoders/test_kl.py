@@ -203,6 +203,10 @@ def test_every_tensor_of_fluxs_autoencoder_has_one_original_name(weights: Path) 
         (lambda state: state.pop("encoder.conv_in.conv.weight"), "lacks encoder.conv_in.conv.weight"),
         (lambda state: state.update(extra=torch.zeros(1)), "has unknown extra"),
         (
+            lambda state: state["encoder.conv_in.conv.weight"].view(-1)[0].fill_(torch.nan),
+            "holds 1 values that are NaN",
+        ),
+        (
             lambda state: state.update({"quant_conv.bias": torch.zeros(3)}),
             r"quant_conv.bias is \[3\] where ae describes \[8\]",
         ),

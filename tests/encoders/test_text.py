@@ -180,6 +180,16 @@ def test_a_folder_that_lacks_a_tensor_names_it(weights: Path, tmp_path: Path, de
         built(described, from_pretrained=str(folder))
 
 
+def test_text_weights_with_nan_are_refused_by_name(weights: Path, tmp_path: Path, described: dict[str, Any]) -> None:
+    folder = tmp_path / "t5"
+    shutil.copytree(weights / "t5", folder)
+    state = load_file(folder / "model.safetensors")
+    state["encoder.final_layer_norm.weight"][0] = torch.nan
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"encoder\.final_layer_norm\.weight holds 1 values that are NaN"):
+        built(described, from_pretrained=str(folder))
+
+
 def test_a_folder_without_tokenizer_says_which_files_there_should_be(
     weights: Path, tmp_path: Path, described: dict[str, Any]
 ) -> None:

@@ -15,8 +15,9 @@ from longtake.contracts import UserError
 from longtake.generate import generate_from, load_weights, open_system, read_video, resolve_source
 from longtake.generate.source import check_loaded
 from longtake.parallel import World, local_tensor
-from longtake.system import export_model
-from longtake.train import Outcome
+from longtake.presets import find_preset
+from longtake.system import export_model, trained_shapes
+from longtake.train import Outcome, read_run
 from tests.train.runs import run_command
 
 
@@ -233,3 +234,26 @@ def test_missing_weights_and_encoders_are_named_together(tmp_path: Path, capsys:
     assert code == 2
     named = [[place.name for place in places if place.name in line] for line in error.splitlines()]
     assert named == [[place.name] for place in places]
+
+
+def test_exported_file_names_shapes_that_its_run_never_trained(run: Outcome, tmp_path: Path) -> None:
+    file = export_model(str(run.folder), tmp_path / "model.safetensors")
+    assert not [note for note in resolve_source(str(file), []).notes if "not trained" in note]
+    (line,) = resolve_source(str(file), ["--aspect-ratio", "1:1", "--num-frames", "16"]).notes
+    assert line.startswith("16 x 32 x 32: the run has not trained in that length; it trained on 32px (1, 8 frames of ")
+
+
+def test_rows_of_prompts_name_shapes_that_the_run_never_trained(run: Outcome, tmp_path: Path) -> None:
+    table = tmp_path / "prompts.csv"
+    table.write_text("text,num_frames,resolution\na,8,32px\nb,16,32px\nc,8,64px\nd,16,32px\n")
+    notes = resolve_source(str(run.folder), ["--prompts", str(table), "--aspect-ratio", "1:1"]).notes
+    lines = [note.partition(":")[0] for note in notes if "not trained" in note]
+    assert lines == ["8 x 64 x 64", "16 x 32 x 32"]
+
+
+@pytest.mark.parametrize("preset", ["cogvideox_fun/lora_2b", "ttt_video/ttt_mlp/9s"])
+def test_trained_shapes_of_every_bucket_law_are_known(preset: str) -> None:
+    config = read_run(str(find_preset(preset)), ["--dataset.data-path", "clips.jsonl"]).value
+    found = set().union(*trained_shapes(config.model_dump(mode="json")).values())
+    assert found >= {bucket.shape for bucket in config.bucket_rule.buckets}
+    assert max(shape[0] for shape in found) == max(bucket.num_frames for bucket in config.bucket_rule.buckets)
