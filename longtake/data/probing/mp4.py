@@ -177,8 +177,6 @@ def _has_square_pixels(data: bytes, track: Span, description: Span, height: int,
         across, down = struct.unpack_from(">II", data, inside[b"pasp"][0])
         if across != down:
             return False
-    elif data[description[0] + 12 : description[0] + 16] != b"avc1":
-        return False  # the header of an H.265 stream may state an aspect, behind what only FFmpeg reads
     matrix = track[0] + (52 if data[track[0]] == 1 else 40)
     a, b, c, d, shown_width, shown_height = struct.unpack_from(">ii4xii16xII", data, matrix)
     if abs(math.hypot(a, c) - math.hypot(b, d)) > _TOLERANCE * math.hypot(a, c):

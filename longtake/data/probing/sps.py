@@ -125,7 +125,34 @@ def _h265_size(data: bytes) -> tuple[int, int] | None:
     chroma = bits.golomb()
     bits.take(1 if chroma == 3 else 0)  # planes apart
     width, height = bits.golomb(), bits.golomb()
-    return _cropped(bits, height, width, chroma)
+    size = _cropped(bits, height, width, chroma)
+    return size if _reaches_aspect(bits, layers) and _has_square_pixels(bits) else None
+
+
+def _reaches_aspect(bits: _Bits, layers: int) -> bool:
+    """Skips what stands before the aspect of pixels (H.265 §7.3.2.2.1, behind the margins); False where that has parts
+    which are not read here: scaling lists, and sets of reference pictures that follow from others."""
+    bits.golomb(), bits.golomb()  # bit depths
+    order_bits = bits.golomb() + 4
+    for _ in range(layers + 1 if bits.take(1) else 1):
+        bits.golomb(), bits.golomb(), bits.golomb()  # pictures that are held back
+    for _ in range(6):  # sizes of blocks
+        bits.golomb()
+    if bits.take(1) and bits.take(1):  # scaling lists of its own
+        return False
+    bits.take(2)  # partitions, offsets
+    if bits.take(1):  # blocks without prediction
+        bits.take(8), bits.golomb(), bits.golomb(), bits.take(1)
+    for number in range(bits.golomb()):  # sets of reference pictures
+        if number and bits.take(1):
+            return False
+        for _ in range(bits.golomb() + bits.golomb()):
+            bits.golomb(), bits.take(1)
+    if bits.take(1):  # long-term ones
+        for _ in range(bits.golomb()):
+            bits.take(order_bits + 1)
+    bits.take(2)  # motion vectors, smoothing
+    return True
 
 
 def _cropped(bits: _Bits, height: int, width: int, chroma: int, fields: int = 1) -> tuple[int, int] | None:
