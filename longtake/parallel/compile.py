@@ -1,14 +1,14 @@
-"""Compiling a model's repeated blocks: one graph per kind of block for all bucket shapes.
+"""Compiling a model's repeated blocks: all blocks of a list share their graphs.
 
-All blocks of a list share a graph. Dims that differ between buckets (`model.varying_dims`: samples and tokens) are
-marked dynamic; a size of one and sampling without gradients get graphs of their own. The number of shapes that may
-trigger compilation is bounded: beyond it, blocks run eagerly, and a warning is printed. A mode (`BlockMode`) names the
-micro-batches whose shapes have graphs of their own.
+With dynamic sizes one graph serves all bucket shapes: dims that differ between buckets (`model.varying_dims`: samples
+and tokens) are marked dynamic; a size of one and sampling without gradients get graphs of their own. With static sizes
+each shape gets a graph, up to a limit; a further shape runs uncompiled, and a warning names it.
 
-An exchange between peers is an operator in the graph (`exchange`). All peers make the exchanges of a micro-batch in one
-order, though each compiles for its own share: what is recomputed follows from the graph and not from sizes, the
-scheduler keeps the order of the graph, and whether a new shape is compiled is decided together. Where a peer's share is
-empty none compiles, for its graph would lose exchanges.
+A collective between sequence-parallel or tensor-parallel ranks is an operator in the graph (`exchange`). All these
+ranks run the collectives of a micro-batch in one order, though each compiles for its own shard: what is recomputed
+follows from the graph and not from sizes, the scheduler keeps the order of the graph, and which shapes are compiled
+follows from facts that are the same on all of them (batch size, whole token counts). Where a rank's shard is empty none
+compiles, because its graph would lose collectives.
 """
 
 from __future__ import annotations
@@ -23,31 +23,30 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from longtake.contracts import UserError
-from longtake.parallel.exchange import EXCHANGES, sum_of_all
+from longtake.parallel.exchange import EXCHANGES
 from longtake.parallel.offload import BlockStore
 from longtake.parallel.remat import BlockMode, ByBudget, keeps_outputs, offload_inputs, remat_blocks
 from longtake.parallel.tokens import TokenCut
 
-STATIC_SHAPES = 16  # of a kind of block, which may have graphs of their own beside the one for all others
+STATIC_SHAPES = 16  # of a bucket table (batch x tokens), up to which each gets a graph by default
+_MANY_GRAPHS = 1 << 20  # recompilations that Dynamo allows, so that it never falls back to eager without a warning
 
 
 @dataclass
 class BlockCompiler:
-    """Compiles the blocks of one model and counts the variants."""
+    """Compiles the blocks of one model and counts their graphs."""
 
     dynamic: bool = True  # False: a graph for every shape
-    limit: int = 16  # shapes that may be compiled, for each kind of block
+    limit: int = STATIC_SHAPES  # shapes with graphs of their own, for each kind of block; graphs that need no warning
     backend: str | Callable[..., Any] = "inductor"
     warn: Callable[[str], None] = print  # called once for each kind of block that reaches the limit
-    mode: BlockMode = field(default_factory=BlockMode)  # says when a shape gets a graph of its own
     variants: dict[str, int] = field(default_factory=dict)  # list of blocks -> shapes that made new graphs
-    static: dict[str, int] = field(default_factory=dict)  # list of blocks -> shapes that have graphs of their own
 
     def compile(self, model: nn.Module, cut: TokenCut | None = None) -> None:
         """Compiles `forward` of every block in `model.blocks`, in place, when it first runs.
@@ -58,18 +57,16 @@ class BlockCompiler:
             # What tensor peers gather once for several layers is no side effect that recomputation is to repeat.
             torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
             keep_exchanges_in_order()
-        layers = sum(1 for name in model.blocks for _ in model.get_submodule(name).modules())
-        prepare_compiler((self.limit + STATIC_SHAPES) * layers)  # all layers of tensor peers run one function
+        prepare_compiler(_MANY_GRAPHS)
         for name in model.blocks:
-            varying = tuple(model.varying_dims[name]) if self.dynamic else ()
             kinds: dict[int, _BlockKind] = {}  # by the place of a way among those of a block
-            self.variants[name] = self.static[name] = 0
+            self.variants[name] = 0
             for block in model.get_submodule(name):
                 ways = block.forward.distinct if isinstance(block.forward, ByBudget) else [block.forward]
                 compiled = {}
                 for i, way in enumerate(ways):
-                    kind = kinds.setdefault(i, _BlockKind(self, name, varying, cut))
-                    compiled[way] = kind.compile(way, self.dynamic)
+                    kind = kinds.setdefault(i, _BlockKind(self, name, model.varying_dims[name], cut))
+                    compiled[way] = kind.compile(way)
                 block.forward = (
                     block.forward.exchanged(compiled) if isinstance(block.forward, ByBudget) else compiled[ways[0]]
                 )
@@ -79,56 +76,52 @@ class _BlockKind:
     """The blocks of one list: their graphs, and the shapes they have been called with."""
 
     def __init__(
-        self, compiler: BlockCompiler, name: str, varying: tuple[tuple[int, ...], ...], cut: TokenCut | None
+        self, compiler: BlockCompiler, name: str, varying: Sequence[tuple[int, ...]], cut: TokenCut | None
     ) -> None:
         self.compiler, self.name, self.varying, self._cut = compiler, name, varying, cut
-        # objects of their own: graphs are shared by all blocks where backends are the same, and nowhere else
-        self.backend, self.static_backend = partial(self._compile_graph), partial(self._compile_graph)
+        self._backend = partial(self._compile_graph)  # one object: blocks with the same backend share graphs
         self._lower = torch._dynamo.lookup_backend(compiler.backend)
         self._graphs = 0
-        self._ways: dict[Any, Literal["eager", "static", "dynamic"]] = {}  # by shapes that were seen
-        self._warned = False
+        self._is_compiled: dict[Any, bool] = {}  # by shapes that were seen
+        self._has_warned = False
 
-    def compile(self, forward: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
+    def compile(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A block's forward that runs `forward` compiled."""
-        compiled = torch.compile(forward, backend=self.backend, dynamic=None if dynamic else False)
-        static = torch.compile(forward, backend=self.static_backend, dynamic=False)
-        return partial(self.run, forward, compiled, static)
+        dynamic = None if self.compiler.dynamic else False
+        return partial(self.run, forward, torch.compile(forward, backend=self._backend, dynamic=dynamic))
 
-    def run(
-        self, eager: Callable[..., Any], compiled: Callable[..., Any], static: Callable[..., Any], *args: Any
-    ) -> Any:
+    def run(self, eager: Callable[..., Any], compiled: Callable[..., Any], *args: Any) -> Any:
         """A block's forward: compiled, or eager where the shape is new and the limit is reached."""
-        shapes = (torch.is_grad_enabled(), *(tuple(x.shape) if isinstance(x, Tensor) else None for x in args))
-        shapes += (None if self._cut is None else self._cut.whole_lengths,)
-        if new := shapes not in self._ways:  # known by itself afterwards, for recomputation
-            self._ways[shapes] = self._choose_way(args[0].device)
-        way = self._ways[shapes]
-        if way != "dynamic":
-            return (static if way == "static" else eager)(*args)
+        shape = self._shape_of(args)
+        is_new = shape not in self._is_compiled
+        if is_new:
+            self._is_compiled[shape] = self._may_compile(shape)
+        if not self._is_compiled[shape]:
+            return eager(*args)
         before = self._graphs
-        out = compiled(*self._marked(args))
-        self.compiler.variants[self.name] += new and self._graphs > before
+        out = compiled(*(self._marked(args) if self.compiler.dynamic else args))
+        if self._graphs > before:
+            self.compiler.variants[self.name] += is_new
+            if self.compiler.dynamic and self._graphs > self.compiler.limit:
+                self._warn(shape, "has another graph, which takes minutes; write --compile-dynamic False")
         return out
 
-    def _choose_way(self, device: torch.device) -> Literal["eager", "static", "dynamic"]:
-        """How a new shape is run, which all peers say alike: they may have met different ones before, as other peers
-        of other ranks."""
-        compiler, name, learns = self.compiler, self.name, torch.is_grad_enabled()
-        most = STATIC_SHAPES if compiler.dynamic else max(STATIC_SHAPES, compiler.limit)
-        others = compiler.dynamic or not compiler.mode.static_sizes or not learns  # whether these are compiled at all
-        filled = [list(self._ways.values()).count("static") >= most, compiler.variants[name] >= compiler.limit]
-        if self._cut is not None and (group := self._cut.peers.everyone) is not None:
-            if self._cut.has_empty_shares:
-                return "eager"
-            filled = sum_of_all(torch.tensor(filled, dtype=torch.float32, device=device), group).tolist()
-        if compiler.mode.static and learns and not filled[0]:
-            compiler.static[name] += 1
-            return "static"
-        if others and not filled[1]:
-            return "dynamic"
-        self._warn_of_limit()
-        return "eager"
+    def _shape_of(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """The facts by which a shape is known, the first whether it learns: the same on all ranks that share tokens."""
+        learns = torch.is_grad_enabled()
+        if self._cut is not None:
+            return learns, args[0].shape[0], *self._cut.whole_lengths
+        return learns, *(tuple(x.shape) if isinstance(x, Tensor) else None for x in args)
+
+    def _may_compile(self, shape: tuple[Any, ...]) -> bool:
+        if self._cut is not None and self._cut.peers.everyone is not None and self._cut.has_empty_shares:
+            return False
+        alike = sum(is_compiled for other, is_compiled in self._is_compiled.items() if other[0] == shape[0])
+        if self.compiler.dynamic or alike < self.compiler.limit:
+            return True
+        more = f"--compile-limit {2 * self.compiler.limit} or --compile-dynamic True"
+        self._warn(shape, f"and further ones run uncompiled, slower; write {more}")
+        return False
 
     def _marked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         for x, dims in zip(args, self.varying, strict=False):
@@ -140,15 +133,12 @@ class _BlockKind:
         self._graphs += 1
         return self._lower(graph, inputs)
 
-    def _warn_of_limit(self) -> None:
-        if self._warned:
+    def _warn(self, shape: tuple[Any, ...], effect: str) -> None:
+        if self._has_warned:
             return
-        self._warned = True
-        limit, other = self.compiler.limit, "" if self.compiler.dynamic else " or --compile-dynamic True"
-        self.compiler.warn(
-            f"compile_limit = {limit}: {self.name} are compiled for at most so many shapes; this one and further ones "
-            f"run uncompiled, slower; write --compile-limit {2 * limit}{other}"
-        )
+        self._has_warned = True
+        sizes = "; ".join(str(part) for part in shape[1:] if part is not None)
+        self.compiler.warn(f"compile_limit = {self.compiler.limit}: {self.name} of shape {sizes} {effect}")
 
 
 def remat_and_compile(
@@ -214,7 +204,7 @@ def compile_layers(layers: Sequence[nn.Module]) -> None:
 def prepare_compiler(variants: int = 0) -> None:
     """Sets Dynamo and Inductor up for this process; call it before anything is compiled.
 
-    variants: how often one function, which layers of one class share, may be compiled anew; beyond Dynamo's own limit
+    variants: how often one function, which layers of one class share, may be recompiled; beyond Dynamo's own limit
     it gives the function up for good.
 
     Reductions are not autotuned and products not padded, so that a restart rounds as the launch before it did

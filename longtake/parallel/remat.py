@@ -9,7 +9,7 @@ recomputation, Korthikanti et al. 2022); at the level `INPUTS` its input alone. 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
@@ -69,14 +69,11 @@ class BlockMode:
 
     budgets: Mapping[EntryKey, Budget] = field(default_factory=dict)  # by entry of the bucket table
     budget: Budget = INPUTS  # of the current micro-batch; of all until `use` is called
-    static_sizes: Collection[tuple[int, int]] = ()  # (samples, video tokens of one) with compiled graphs of their own
-    static: bool = False  # whether the current micro-batch has one of these sizes
 
-    def use(self, bucket: Bucket, tokens: int) -> None:
-        """Prepares for a micro-batch of `bucket`, whose samples have so many video tokens."""
+    def use(self, bucket: Bucket) -> None:
+        """Prepares for a micro-batch of `bucket`."""
         least = levels_of(self.budgets.values())[:1]
         self.budget = self.budgets.get(bucket.entry, least[0] if least else self.budget)
-        self.static = (bucket.batch_size, tokens) in self.static_sizes
 
     @property
     def levels(self) -> list[float]:

@@ -197,9 +197,10 @@ class TokenCut:
         return [self._tensor_share(name, size, i)[1] for size in sizes for i in range(self.peers.tensor)]
 
     @property
-    def whole_lengths(self) -> tuple[int, frozenset[tuple[str, int]]]:
-        """What lengths follow from, the same on all peers: how many share a sequence, and the tokens of each module."""
-        return self.peers.sequence, frozenset(self._now.whole.items())
+    def whole_lengths(self) -> tuple[int, tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
+        """Facts that lengths follow from, the same on all peers: how many share a sequence, the tokens of each module
+        and those of a unit."""
+        return self.peers.sequence, *(tuple(sorted(of.items())) for of in (self._now.whole, self._now.units))
 
     @property
     def has_empty_shares(self) -> bool:

@@ -7,7 +7,6 @@
 exp_name = "custom"  # name of the run's folder in outputs/
 dtype = "bf16"
 compile = "auto"  # on a GPU that has a compiler
-compile_dynamic = "auto"  # each of these few sizes has graphs of its own
 
 # What to train on. A clip faster than fps_max is read with a stride, so 25 and 30 frames a second become 12 and 15.
 dataset = dict(

@@ -193,7 +193,7 @@ class System:
 
     def use(self, bucket: Bucket) -> None:
         """Prepares the denoiser's blocks for training on a micro-batch of `bucket`."""
-        self.mode.use(bucket, self.tokens(bucket.shape))
+        self.mode.use(bucket)
 
     def flops(self, pixels: tuple[int, int, int]) -> int:
         """Forward FLOPs of the denoiser for one sample of `(T, H, W)` pixels (its documented formula)."""
@@ -295,7 +295,7 @@ def _cut_denoiser(
     attention = models.check_attention(config.model.attention, world.device, dtype, config.model.head_dim)
     room = config.model.grad_ckpt_buffer_size
     store = parallel.BlockStore(room) if room else None
-    compiler, said = block_compiler(config, world, mode) if compiled else (None, why)
+    compiler, said = block_compiler(config, world) if compiled else (None, why)
     kernels = *attention, *float8, *((said,) if said else ())
     parallel.remat_and_compile(denoiser, again, cut, mode, compiler, store)
     if config.master_dtype == "bf16":
@@ -335,13 +335,12 @@ def compiles(config: SystemConfig, world: parallel.World) -> tuple[bool, str | N
     return missing is None, missing and f"not compiled: {missing}"
 
 
-def block_compiler(
-    config: SystemConfig, world: parallel.World, mode: parallel.BlockMode
-) -> tuple[parallel.BlockCompiler, str]:
+def block_compiler(config: SystemConfig, world: parallel.World) -> tuple[parallel.BlockCompiler, str]:
     """What compiles the denoiser's blocks, and a line on it. Raises `UserError` for a cache that cannot be used."""
     cache = parallel.use_compile_cache(config.compile_cache) if config.compile_cache else None
-    compiler = parallel.BlockCompiler(bool(config.compile_dynamic), config.compile_limit, mode=mode)
+    is_dynamic = config.compile_dynamic is not False
+    compiler = parallel.BlockCompiler(is_dynamic, config.compile_limit)
     if not world.is_main:
         compiler.warn = lambda sentence: None
-    shapes = "one graph for all shapes" if config.compile_dynamic else "a graph for each shape"
+    shapes = "one graph for all shapes" if is_dynamic else "a graph for each shape"
     return compiler, f"compiled: blocks, {shapes}" + (f", kept in {cache}" if cache else "")

@@ -103,12 +103,17 @@ class SystemConfig(EncodersConfig):
         description="compile the denoiser's blocks: faster steps, a first step of minutes; `auto`: on a GPU, where "
         "there is a compiler",
     )
-    compile_dynamic: bool | Literal["auto"] = Field(
-        True,
-        description="one graph for all buckets; False: a graph for each shape of a micro-batch; `auto`: in training "
-        "one for each of the 16 costliest pairs of samples and tokens, one for all others",
+    compile_dynamic: bool | None = Field(
+        None,
+        description="True: one graph for all shapes of micro-batches; False: a graph for each; None: False for up to "
+        "16 shapes (batch x tokens) of bucket_config, True for more",
     )
-    compile_limit: int = Field(16, ge=1, description="graphs of one kind of block; further shapes run uncompiled")
+    compile_limit: int = Field(
+        16,
+        ge=1,
+        description="shapes with graphs of their own, for each kind of block; further ones run uncompiled, with a "
+        "warning",
+    )
     compile_cache: str | None = Field(
         None, description="folder of your own in which compiled code waits for the next launch; None: PyTorch's choice"
     )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from longtake.buckets import PassOrder
 from longtake.contracts import Bucket
 from longtake.models import block_counts
 from longtake.parallel import (
@@ -21,16 +18,12 @@ from longtake.parallel import (
     budget_json,
     budgets_words,
     read_budget,
-    used_levels,
 )
 from longtake.parallel.compile import STATIC_SHAPES
 from longtake.plan.machine import Machine
-from longtake.plan.memory import recomputed
 from longtake.plan.work import read_layout, read_work
-from longtake.system import System, compiles
+from longtake.system import compiles
 from longtake.train.config import RunConfig
-from longtake.train.cost import run_dummy
-from longtake.train.stream import StepStream
 
 Found = Mapping[str, Any]
 _CHANGED = "the run's dtype, compile, mesh, model, encoders or buckets have changed"
@@ -81,8 +74,25 @@ def settle_blocks(
     compiled, why = compiles(config, world)
     if why is not None:
         say(why)
-    config = config.model_copy(update={"compile": compiled})
+    dynamic = config.compile_dynamic
+    if compiled and dynamic is None:
+        dynamic, line = has_dynamic_sizes(config)
+        say(line)
+    config = config.model_copy(update={"compile": compiled, "compile_dynamic": dynamic})
     return config, choose_budgets(config, world, choices, say)
+
+
+def has_dynamic_sizes(config: RunConfig) -> tuple[bool, str]:
+    """The default of `compile_dynamic` for a run's bucket table, and a line on it."""
+    kind = denoiser_class(config.model)
+
+    def shape(bucket: Bucket) -> tuple[int, int]:
+        return bucket.batch_size, kind.tokens(config.model, config.ae.latent(*bucket.shape))
+
+    count = len(set(map(shape, config.bucket_rule.buckets)))
+    dynamic = count > STATIC_SHAPES
+    rule = f"above {STATIC_SHAPES}" if dynamic else f"at most {STATIC_SHAPES}"
+    return dynamic, f"compile_dynamic = {dynamic}: {count} shapes (batch x tokens) of the bucket table, {rule}"
 
 
 def choose_budgets(
@@ -117,51 +127,6 @@ def choose_budgets(
     if repeats and free < room:
         say(f"kept outputs: for all a GPU has, as deterministic = True asks, though {free / 2**30:.1f} GiB are free")
     return budgets
-
-
-def choose_graphs(
-    system: System, stream: StepStream, order: PassOrder, choices: Choices, say: Callable[[str], None]
-) -> None:
-    """Which shapes get static graphs. With `compile_dynamic = "auto"` the `STATIC_SHAPES` pairs of (samples, tokens)
-    that take most FLOPs of a pass; all others share a dynamic graph, which runs once on zeros at its largest shape
-    here, for Inductor tunes it for the first sizes it sees. So do the graphs of single samples, of stills and of other
-    sequence degrees. With False and more than `compile_limit` pairs: the costliest ones, and others run uncompiled,
-    whichever come first in a launch. Collective."""
-    dynamic, limit = system.config.compile_dynamic, system.config.compile_limit
-    peers, rule = stream.peers, stream.inputs.rule
-    pair = {bucket: (bucket.batch_size, system.tokens(bucket.shape)) for bucket in rule.buckets}
-    few = len(set(pair.values())) <= limit
-    if not system.config.compile or dynamic is True or (not dynamic and few):
-        return
-
-    def choose() -> Found:
-        flops: Counter[tuple[int, int]] = Counter()
-        for line in order.report.buckets:
-            flops[pair[line.bucket]] += line.micro_batches * line.bucket.batch_size * system.flops(line.bucket.shape)
-        if not dynamic:  # behind them those that may come in a later pass
-            flops.update(dict.fromkeys(pair.values(), 0))
-        static = flops.most_common(STATIC_SHAPES if dynamic else limit)
-        share = sum(of for _, of in static) / max(1, flops.total())
-        return {"static": [list(one) for one, _ in static], "share": share}
-
-    found = choices.take("graphs", choose, _basis(system.config.model, rule.buckets, *(() if dynamic else (limit,))))
-    system.mode.static_sizes = frozenset(map(tuple, found["static"]))
-    largest: dict[Any, Bucket] = {}  # by what has a graph of its own: a budget, a degree, sizes of one
-    again = recomputed(system.config.model, system.config.model.grad_ckpt_settings)
-    counted = [line.bucket for line in order.report.buckets if dynamic]
-    for bucket in sorted(counted, key=lambda bucket: -math.prod(pair[bucket])):
-        if pair[bucket] not in system.mode.static_sizes:
-            system.use(bucket)
-            alike = peers.degree(bucket), bucket.batch_size == 1, system.latent(*bucket.shape)[1] == 1
-            for level in (None, *sorted(used_levels(system.mode.budget, again))):
-                largest.setdefault((level, *alike), bucket)
-    count, share = len(found["static"]), found["share"]
-    rest = "; others run uncompiled" if not dynamic else ", one for all others" if largest else ""
-    say(f"graphs of their own for {count} pairs of samples and tokens, {share:.0%} of a pass's FLOPs{rest}")
-    for bucket in dict.fromkeys(largest.values()):
-        peers.use(peers.degree(bucket))
-        system.use(bucket)
-        run_dummy(system, bucket.shape, bucket.batch_size)
 
 
 def _basis(*facts: object) -> str:

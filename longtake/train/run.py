@@ -39,7 +39,6 @@ from longtake.track import (
 from longtake.train.adapter_files import AdapterFiles, own_names
 from longtake.train.choices import (
     Choices,
-    choose_graphs,
     settle_blocks,
 )
 from longtake.train.config import RunConfig
@@ -198,7 +197,6 @@ class RunLaunch:
             begun, stream = self.open_stream(system, data, start, place)
             parts.callback(stream.loader.close)
             order = stream.plan(start.state.clock.pass_index, start.state.data)
-            choose_graphs(system, stream, order, choices, self.say_once)
             begun = replace(begun, choices=choices.made)
             world.on_main(lambda: save_config(place.path, config))
             if frozen := system.frozen():

@@ -70,7 +70,7 @@ class Step:
     norm: float
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
-    compiled: dict[str, tuple[int, int]]  # by list of blocks: shapes with graphs of their own, and that opened one
+    compiled: dict[str, int]  # by list of blocks: shapes that made a graph
     graphs: int = 0  # that were made
     breaks: int = 0  # of graphs
 
@@ -142,7 +142,7 @@ def step_on(case: Case, world: World) -> Step:
     return Step(sums[:-1].tolist(), float(norm), gradients, weights, compiled(), made, breaks)
 
 
-def _prepare_blocks(model: nn.Module, case: Case, cut: TokenCut | None) -> Callable[[], dict[str, tuple[int, int]]]:
+def _prepare_blocks(model: nn.Module, case: Case, cut: TokenCut | None) -> Callable[[], dict[str, int]]:
     """Recomputes and compiles blocks; says after the step what was."""
     lists = [model.get_submodule(name) for name in model.blocks]
     counts = [0] * len(lists) if case.remat is None else list(map(min, case.remat, map(len, lists)))
@@ -150,12 +150,12 @@ def _prepare_blocks(model: nn.Module, case: Case, cut: TokenCut | None) -> Calla
         tensor = 1 if cut is None else cut.peers.tensor
         kept = [choose_kept(model, name, case.budget, tensor) for name in model.blocks]
         assert all(one.attention and (one.products or not case.budget) for one in kept), kept
-    mode = BlockMode(budget=case.budget, static=case.static)
-    compiler = None if case.compiled is None else BlockCompiler(backend=case.compiled, mode=mode)
+    mode = BlockMode(budget=case.budget)
+    compiler = None if case.compiled is None else BlockCompiler(not case.static, backend=case.compiled)
     remat_and_compile(model, counts, cut, mode, compiler)
     if compiler is None:
         return dict
-    return lambda: {name: (compiler.static[name], compiler.variants[name]) for name in model.blocks}
+    return lambda: compiler.variants
 
 
 def whole(tensor: Tensor) -> Tensor:

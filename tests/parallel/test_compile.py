@@ -7,7 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -100,71 +100,54 @@ def test_sampling_and_single_samples_have_graphs_of_their_own() -> None:
     assert compiler.variants == {"double_blocks": 3, "single_blocks": 3}
 
 
-def test_shapes_beyond_the_limit_run_uncompiled_and_are_told_once() -> None:
+def test_shapes_beyond_the_limit_run_uncompiled_with_a_warning_that_names_the_first() -> None:
     told: list[str] = []
     compiler = BlockCompiler(dynamic=False, limit=2, backend="eager", warn=told.append)
     compiled, eager = built(compiler), built()
     for bucket in (*BUCKETS, BUCKETS[0]):
         assert within(distance(compiled, eager, bucket), 1e-5)
     assert compiler.variants == {"double_blocks": 2, "single_blocks": 2}
-    assert [sentence.split(" are ")[0] for sentence in told] == [
-        "compile_limit = 2: double_blocks",
-        "compile_limit = 2: single_blocks",
+    assert [sentence.split("; ")[:2] for sentence in told] == [
+        ["compile_limit = 2: double_blocks of shape (4, 5, 32)", "(4, 7, 32)"],
+        ["compile_limit = 2: single_blocks of shape (4, 12, 32)", "(4, 32)"],
     ]
-    assert told[0].endswith("; write --compile-limit 4 or --compile-dynamic True")
+    assert all(sentence.endswith("; write --compile-limit 4 or --compile-dynamic True") for sentence in told)
+
+
+def test_graphs_beyond_the_limit_of_dynamic_sizes_are_compiled_with_a_warning() -> None:
+    told: list[str] = []
+    compiler = BlockCompiler(limit=1, backend="eager", warn=told.append)
+    compiled, eager = built(compiler, config=SINGLE_BLOCKS), built(config=SINGLE_BLOCKS)
+    for bucket in (BUCKETS[0], BUCKETS[1], ((2, 6, 6), 1, 5)):
+        assert within(distance(compiled, eager, bucket), 1e-5)
+    assert compiler.variants == {"double_blocks": 0, "single_blocks": 2}
+    assert [sentence.split("; ")[0] for sentence in told] == ["compile_limit = 1: single_blocks of shape (1, 23, 32)"]
 
 
 def use(mode: BlockMode, bucket: tuple) -> tuple:
     size, samples, _ = bucket
-    mode.use(Bucket("", size[0], "", size, samples), MMDiT.tokens(CONFIG, (CONFIG.latent_channels, *size)))
+    mode.use(Bucket("", size[0], "", size, samples))
     return bucket
 
 
-def test_chosen_shapes_have_graphs_of_their_own_and_all_others_share_one() -> None:
-    """A graph that is traced for sizes of its own takes no symbol."""
-    takes_symbols = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        takes_symbols.append(any(isinstance(x, torch.SymInt) for x in inputs))
-        return graph.forward
-
-    mode = BlockMode(static_sizes={(2, 18), (3, 12)})
-    compiler = BlockCompiler(backend=backend, mode=mode)
-    compiled, eager = built(compiler, config=SINGLE_BLOCKS), built(config=SINGLE_BLOCKS)
-    for _ in range(2):
-        for bucket in (*BUCKETS, ((3, 2, 8), 3, 4), ((2, 6, 4), 5, 6)):
-            assert within(distance(compiled, eager, use(mode, bucket)), 1e-5)
-    assert (compiler.static["single_blocks"], compiler.variants["single_blocks"]) == (2, 1)
-    assert sorted(takes_symbols) == [False, False, True]
-
-
-def test_without_a_graph_for_all_only_chosen_shapes_are_compiled_whichever_come_first() -> None:
-    mode = BlockMode(static_sizes={(3, 12)})
-    compiler = BlockCompiler(dynamic=False, limit=1, backend="eager", warn=lambda sentence: None, mode=mode)
-    compiled = built(compiler, config=SINGLE_BLOCKS)
-    for bucket in BUCKETS:
-        loss_and_gradients(compiled, use(mode, bucket))
-    assert (compiler.static["single_blocks"], compiler.variants["single_blocks"]) == (1, 0)
-
-
-def test_each_budget_has_a_graph_and_a_shape_of_its_own_one_more() -> None:
-    mode = BlockMode({("", 2): 0.2, ("", 3): 1.0, ("", 1): 1.0}, 0.2, static_sizes={(2, 18)})
-    compiler, eager, model = BlockCompiler(backend="aot_eager", mode=mode), *(built(config=SINGLE_BLOCKS) for _ in "ab")
+def test_each_budget_has_a_graph() -> None:
+    mode = BlockMode({("", 2): 0.2, ("", 3): 1.0, ("", 1): 1.0}, 0.2)
+    compiler, eager, model = BlockCompiler(backend="aot_eager"), *(built(config=SINGLE_BLOCKS) for _ in "ab")
     remat_blocks(model, (0, 2), mode=mode)
     compiler.compile(model)
     for bucket in BUCKETS:
         assert within(distance(model, eager, use(mode, bucket)), 1e-5)
-    assert (compiler.static["single_blocks"], compiler.variants["single_blocks"]) == (1, 1)
+    assert compiler.variants["single_blocks"] == 2
     with torch.no_grad():  # one for all budgets
         for size, samples, tokens in map(partial(use, mode), BUCKETS):
             model(*random_inputs(CONFIG, size, batch=samples, text_tokens=tokens))
-    assert (compiler.static["single_blocks"], compiler.variants["single_blocks"]) == (1, 2)
+    assert compiler.variants["single_blocks"] == 3
 
 
 @pytest.mark.slow
 def test_two_budgets_of_a_micro_batch_have_a_graph_each() -> None:
     mode = BlockMode({("", 2): Split(1.0, 0.2, (0, 1)), ("", 3): 1.0, ("", 1): Split(1.0, 0.2, (0, 0))})
-    compiler, eager, model = BlockCompiler(backend="aot_eager", mode=mode), *(built(config=SINGLE_BLOCKS) for _ in "ab")
+    compiler, eager, model = BlockCompiler(backend="aot_eager"), *(built(config=SINGLE_BLOCKS) for _ in "ab")
     remat_blocks(model, (0, 2), mode=mode)
     compiler.compile(model)
     ran: list[tuple[int, float]] = []
@@ -219,24 +202,31 @@ def test_one_graph_serves_all_blocks_of_a_kind_and_all_buckets_of_peers(tmp_path
             assert facts[way]["before"] == facts[way]["after"] == {"double_blocks": 1, "single_blocks": 1}
 
 
-def eager_on_peers(world: World) -> Facts:
-    """Peers of which one has no tokens of the video, and of which one has compiled as many shapes as it may."""
+def choices_on_peers(world: World) -> Facts:
+    """Which shapes ranks compile that share a sequence: one of which a rank has no tokens, and two of which a rank has
+    the same shard, where one shape may be compiled."""
     found = {}
-    for why, size in (("empty", (1, 2, 2)), ("limit", (2, 6, 6))):
-        compiler = BlockCompiler(backend="eager", warn=lambda sentence: None)
+    for why, limit, sizes in (("empty", 16, [(1, 2, 2)]), ("limit", 1, [(1, 2, 10), (1, 2, 12)])):
+        compiler = BlockCompiler(dynamic=False, limit=limit, backend="eager", warn=lambda sentence: None)
         with torch.device("meta"):
             model = MMDiT(SINGLE_BLOCKS)
         mesh = Mesh.create(ParallelConfig(sequence=2), world)
         compiler.compile(model, cut_model(model, mesh))
         initialise_sharded(model, torch.device("cpu"), 3)
-        compiler.variants["single_blocks"] = before = compiler.limit * (why == "limit" and world.rank == 1)
-        loss_and_gradients(model, (size, 2, 5))
-        found[why] = compiler.variants["single_blocks"] - before
+        ran: list[str] = []
+        for block in model.single_blocks[:1]:
+            ways = block.forward.args
+            seen = [partial(see, ran, kind, way) for kind, way in zip(("eager", "compiled"), ways, strict=True)]
+            block.forward = partial(block.forward.func, *seen)
+        for size in sizes:
+            loss_and_gradients(model, (size, 2, 5))
+        found[why] = ran
     return found
 
 
-def test_peers_run_without_compilation_together(tmp_path: Path) -> None:
-    assert on_ranks(2, tmp_path, {"eager": eager_on_peers}) == [{"eager": {"empty": 0, "limit": 0}}] * 2
+def test_ranks_that_share_a_sequence_compile_the_same_shapes(tmp_path: Path) -> None:
+    ran = {"empty": ["eager"], "limit": ["compiled", "eager"]}
+    assert on_ranks(2, tmp_path, {"choices": choices_on_peers}) == [{"choices": ran}] * 2
 
 
 def exchanges_in(code: Callable[..., Any], *args: Tensor) -> list[str]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,10 +16,7 @@ from longtake.checkpoint import Clock, RunState
 from longtake.contracts import Bucket, UserError
 from longtake.parallel import (
     BlockCompiler,
-    BlockMode,
-    BucketPeers,
     Budget,
-    Mesh,
     Split,
     World,
     missing_compiler,
@@ -29,17 +25,14 @@ from longtake.parallel import (
 from longtake.plan.machine import FORECAST_ERROR
 from longtake.plan.work import read_layout, read_work
 from longtake.presets import find_preset
-from longtake.system import build_system
 from longtake.train import RunConfig, read_run
 from longtake.train import choices as module
 from longtake.train.choices import (
     Choices,
-    choose_graphs,
     settle_blocks,
 )
 from longtake.train.folder import RunFolder
 from longtake.train.run import RunLaunch
-from tests.system.test_build import system_config
 from tests.train.runs import metrics, train_here
 
 CHANGED = "the run's dtype, compile, mesh, model, encoders or buckets have changed"
@@ -150,57 +143,30 @@ def test_without_a_compiler_blocks_run_eagerly_with_a_line(world: World, monkeyp
         settle_blocks(in_float8, cuda, Choices(cuda, {}, said.append), said.append)
 
 
-def test_the_costliest_sizes_get_graphs_of_their_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STATIC_SHAPES", 1)
-    config = system_config(compile=True, compile_dynamic="auto")
-    monkeypatch.setattr(BlockCompiler, "compile", lambda self, *of: None)
-    system = build_system(config, Mesh.create(config.parallel, world), world)
-    lines = [SimpleNamespace(bucket=bucket, micro_batches=count) for bucket, count in zip(BUCKETS, (5, 4), strict=True)]
-    order = SimpleNamespace(report=SimpleNamespace(buckets=lines))
-    peers = BucketPeers.create(system.mesh)
-    stream = SimpleNamespace(peers=peers, inputs=SimpleNamespace(rule=SimpleNamespace(buckets=BUCKETS)))
-    ran, said = [], []
-    monkeypatch.setattr(module, "run_dummy", lambda system, *sizes: ran.append(sizes))
-    choices = Choices(world, {}, said.append)
-    choose_graphs(system, stream, order, choices, said.append)
-    still, clip = BUCKETS
-    assert system.mode.static_sizes == {(clip.batch_size, system.tokens(clip.shape))}
-    assert ran == [(still.shape, still.batch_size)]
-    assert said[0].startswith("graphs of their own for 1 pairs of samples and tokens, ")
-    lines.reverse()
-    lines[1].micro_batches = 10_000  # what is left of a pass at a restart weighs otherwise
-    again = Choices(world, choices.made, said.append)
-    choose_graphs(system, stream, order, again, said.append)
-    assert again.made == choices.made
-    single, shorter = (Bucket("32px", frames, "1:1", (frames, 32, 32), 1) for frames in (12, 8))
-    lines[1].micro_batches = 1
-    lines += [SimpleNamespace(bucket=bucket, micro_batches=1) for bucket in (shorter, single)]
-    stream.inputs.rule.buckets = *BUCKETS, shorter, single
-    ran.clear()  # single samples have a graph of their own
-    choose_graphs(system, stream, order, Choices(world, {}, said.append), said.append)
-    assert sorted(ran) == [(still.shape, still.batch_size), (single.shape, 1)]
-    stream.inputs.rule.buckets = *BUCKETS, Bucket("32px", 8, "1:1", (8, 32, 32), 3)  # which may come in a later pass
-    each = system.config.model_copy(update={"compile_dynamic": False, "compile_limit": 2})
-    del lines[2:]
-    ran.clear()
-    for limit in (3, 2):
-        system = replace(system, config=each.model_copy(update={"compile_limit": limit}), mode=BlockMode())
-        choose_graphs(system, stream, order, Choices(world, {}, said.append), said.append)
-        assert len(system.mode.static_sizes) == (0 if limit == 3 else 2)  # there are three pairs
-    assert system.mode.static_sizes == {(one.batch_size, system.tokens(one.shape)) for one in BUCKETS}
-    assert (ran, said[-1]) == (
-        [],
-        "graphs of their own for 2 pairs of samples and tokens, 100% of a pass's FLOPs; others run uncompiled",
-    )
+@pytest.mark.parametrize(("counts", "dynamic"), [(range(1, 17), False), (range(1, 18), True)])
+def test_compile_dynamic_follows_from_the_number_of_shapes_unless_it_is_given(
+    world: World, monkeypatch: pytest.MonkeyPatch, counts: range, dynamic: bool
+) -> None:
+    monkeypatch.setattr(module, "compiles", lambda config, world: (config.compile, None))
+    table = {"32px": {4 * frames: (1.0, 2) for frames in counts}}
+    config = run_config(compile=True, bucket_config=table)
+
+    def settled(config: RunConfig, said: list[str]) -> bool | None:
+        return settle_blocks(config, world, Choices(world, {}, said.append), said.append)[0].compile_dynamic
+
+    assert settled(config, said := []) is dynamic
+    assert said[0].startswith(f"compile_dynamic = {dynamic}: {len(counts)} shapes (batch x tokens) of the bucket table")
+    assert settled(config.model_copy(update={"compile_dynamic": not dynamic}), said := []) is not dynamic
+    assert settled(config.model_copy(update={"compile": False}), said) is None
+    assert said == []
 
 
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.slow
-def test_a_run_with_graphs_of_its_own_trains_alike_and_goes_on_with_them(
+def test_a_compiled_run_of_dynamic_sizes_trains_as_an_eager_one(
     tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("longtake.parallel.BlockCompiler", partial(BlockCompiler, backend="eager"))
-    monkeypatch.setattr(module, "STATIC_SHAPES", 1)
     run = find_preset("opensora_v2/stage1")
     words = ["--tiny", "--dataset.data-path", str(clips), "--dtype", "fp32", "--ckpt-every", "1"]
     losses = {}
@@ -208,11 +174,8 @@ def test_a_run_with_graphs_of_its_own_trains_alike_and_goes_on_with_them(
         outcome, said = train_here(run, *words, "--outputs", str(tmp_path / name), "--max-steps", "1", *flags)
         losses[name] = [entry["loss"] for entry in metrics(outcome.folder)]
     assert losses["compiled"] == pytest.approx(losses["eager"], rel=1e-5)
-    assert "graphs of their own for 1 pairs of samples and tokens, " in said
-    assert "of a pass's FLOPs, one for all others" in said
-    state = RunState.read(outcome.checkpoint)
-    again, _ = train_here(outcome.folder, "--max-steps", "2")
-    assert RunState.read(again.checkpoint).choices == state.choices != {}
+    assert "compile_dynamic = True: " in said
+    assert "above 16" in said
 
 
 def test_choices_saved_in_another_runs_checkpoint_are_not_taken(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

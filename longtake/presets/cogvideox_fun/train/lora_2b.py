@@ -27,7 +27,6 @@ dropout_ratio = dict(t5=0.1)
 
 dtype = "bf16"
 compile = "auto"  # on a GPU that has a compiler
-compile_dynamic = "auto"  # the 16 costliest sizes have graphs of their own
 seed = 42
 lr = 1e-4
 eps = 1e-10

@@ -11,7 +11,6 @@ dropout_ratio = dict(t5=0.1)
 
 dtype = "bf16"
 compile = "auto"  # on a GPU that has a compiler
-compile_dynamic = "auto"  # the 16 costliest sizes have graphs of their own
 parallel = dict(zero=3)
 lr = 1e-4
 initial_lr = 0.0

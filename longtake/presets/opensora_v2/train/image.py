@@ -41,7 +41,6 @@ ema_decay = None
 
 dtype = "bf16"
 compile = "auto"  # on a GPU that has a compiler
-compile_dynamic = "auto"  # the 16 costliest sizes have graphs of their own
 parallel = dict(zero=3)  # published: 2, which keeps weights gathered, in the room of outputs
 
 num_workers = 12

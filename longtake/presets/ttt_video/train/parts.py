@@ -15,7 +15,6 @@ objective = dict(uniform_sampling=True)
 
 model = dict(grad_ckpt_settings=(42,), grad_ckpt_budget="auto")  # all blocks, which keep what there is room for
 compile = "auto"  # on a GPU that has a compiler
-compile_dynamic = "auto"  # the one size that there is has a graph of its own
 parallel = dict(replicate=8, shard=8, zero=3)
 slots_per_step = 64
 
