@@ -7,7 +7,7 @@
     python benchmarks/compile.py --again --float8    # the same of products in float8, which a CPU emulates
     python benchmarks/compile.py --tiny
 
-Blocks run on this CPU at few tokens, compiled as in a run (`parallel.BlockCompiler`), with all recomputed and a budget.
+Blocks run on this CPU at few tokens, compiled as in a run (`parallel.BlockCompiler`), with all recomputed.
 Each graph is moved to CUDA on stand-ins of tensors, lowered, and its kernels are compiled to machine code; then it is
 run here as it is. A line for each graph: seconds of tracing (of a pair of graphs, behind the second, and the run here),
 of lowering and of Triton; fused kernels, how many of them a GPU would choose by time, and how many of those add numbers
@@ -45,7 +45,7 @@ from step_run import autotune_reductions
 from torch import Tensor
 
 from longtake.models import MMDiTConfig, build_denoiser, example_conditions
-from longtake.parallel import BlockCompiler, BlockMode, remat_and_compile
+from longtake.parallel import NAMED_LEVELS, BlockCompiler, CurrentLevel, recompute_and_compile
 from longtake.system.float8 import use_float8
 
 GPU = torch.device("cuda", 0)
@@ -236,7 +236,7 @@ def launch(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def compare_launches(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """What `launch` finds in a process without a cache of compiled code, and in one with what that left there."""
-    command = [sys.executable, __file__, "--launch", "--budget", str(arguments.budget)]
+    command = [sys.executable, __file__, "--launch", "--level", arguments.level]
     command += ["--tiny"] * arguments.tiny + ["--float8"] * arguments.float8
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{name}.json" for name in ("first", "second")]
@@ -281,7 +281,7 @@ def _step(block: _Block, compiler: BlockCompiler, arguments: argparse.Namespace)
     model = build_denoiser(block.config).to(torch.bfloat16)
     if arguments.float8:
         use_float8(model, torch.device("cpu"))
-    remat_and_compile(model, block.counts, mode=BlockMode(budget=arguments.budget), compiler=compiler)
+    recompute_and_compile(model, block.counts, CurrentLevel(arguments.level), compiler=compiler)
     latent = (block.config.latent_channels, 3, 8, 12)
     conditions = example_conditions(block.config, latent, 16, batch=2)
     conditions = conditions.map(lambda one: one.bfloat16() if one.is_floating_point() else one)
@@ -299,7 +299,7 @@ def main() -> None:
     arguments = _arguments()
     for of in ("torch._inductor.utils", "torch._higher_order_ops.wrap", "torch._logging._internal"):
         logging.getLogger(of).setLevel(logging.ERROR)
-    asked = {name: getattr(arguments, name) for name in ("capability", "budget", "autotune_reductions", "float8")}
+    asked = {name: getattr(arguments, name) for name in ("capability", "level", "autotune_reductions", "float8")}
     if arguments.launch:
         write_json(arguments.json, "compile", {"launch": launch(arguments)})
     elif arguments.again:
@@ -309,7 +309,7 @@ def main() -> None:
             for line in lines
         ]
         print_table(["blocks", "sizes", "compiled s", "from the cache s"], rows)
-        write_json(arguments.json, "compile", {**{key: asked[key] for key in ("budget", "float8")}, "launches": lines})
+        write_json(arguments.json, "compile", {**{key: asked[key] for key in ("level", "float8")}, "launches": lines})
     else:
         with tempfile.TemporaryDirectory() as folder:
             os.environ |= {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
@@ -337,7 +337,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     capabilities = [80, 86, 89, 90, 100, 120]
     parser.add_argument("--capability", type=int, default=90, choices=capabilities, help="of the GPU, times ten")
-    parser.add_argument("--budget", type=float, default=0.5, help="what recomputed blocks keep")
+    parser.add_argument("--level", choices=NAMED_LEVELS, default="selective", help="of recomputation")
     parser.add_argument("--autotune-reductions", action="store_true", help="as Inductor does by itself; a run does not")
     parser.add_argument(
         "--again", action="store_true", help="a launch for this CPU, and one from the first one's cache"

@@ -209,10 +209,10 @@ FAULTS = (
     ),
     _fault(
         "blocks are computed again with the lengths of a later forward",
-        "parallel/remat",
-        "return nullcontext(), of.cut.captured()",
+        "parallel/recomputation",
+        "return nullcontext(), cut.captured()",
         "return nullcontext(), nullcontext()",
-        *("parallel/test_remat", "parallel/test_law_of_meshes"),
+        *("parallel/test_recompute_of_peers", "parallel/test_law_of_meshes"),
     ),
     # Checkpoints and runs
     _fault(

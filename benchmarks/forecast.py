@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import re
 import subprocess
 import tarfile
 import tempfile
@@ -41,7 +42,7 @@ BEFORE = "3834e5b"  # presets as they stood before the work on speed
 FAMILIES = ("opensora_v2/", "opensora_v1_2/", "cogvideox_fun/", "ttt_video/")
 CLIPS = ("--dataset.data-path", "clips.parquet")
 EAGER = ("--compile", "False")
-INPUTS_ALONE = ("--model.grad-ckpt-budget", "inputs")  # what recomputed blocks kept then unless a preset said more
+FULL = ("--model.recompute", "full")  # which blocks were then unless a preset set a budget
 TERMS = ("products", "attention", "elementwise", "recomputation", "encoding", "other")
 RESULTS = Path(__file__).parent / "results"
 ENCODING = ("opensora_v2/stage1", "opensora_v2/stage2")  # at 8,960 and 76,544 tokens
@@ -144,13 +145,16 @@ def old_presets(folder: Path) -> Path:
         packed = subprocess.run(command, cwd=FOLDER.parents[1], capture_output=True, check=True)
         with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as tar:
             tar.extractall(folder, filter="data")
+        for file in (folder / place).rglob("*.py"):  # budgets of that time saved attention and a few layers
+            text = re.sub(r"grad_ckpt_budget=[\d.]+", 'recompute="selective"', file.read_text(encoding="utf-8"))
+            file.write_text(text, encoding="utf-8")
     return folder / place
 
 
 def old_words(file: Path) -> tuple[str, ...]:
     """What makes a preset of the commit before run as it did then."""
-    kept = "grad_ckpt_budget" in read_run(str(file), CLIPS, RunWithoutTable).value.model.model_fields_set
-    return EAGER if kept else (*EAGER, *INPUTS_ALONE)
+    is_set = "recompute" in read_run(str(file), CLIPS, RunWithoutTable).value.model.model_fields_set
+    return EAGER if is_set else (*EAGER, *FULL)
 
 
 def step_of(file: Path, words: Sequence[str], gpus: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ comparison is left out where diffusers is not installed, and on more than one ra
 On CUDA medians over at least ten seconds count, on a CPU the fastest. `of limit`: what matrix products and the
 fastest attention kernel at this shape would take alone, over the step. Products count at the rate of the step's
 largest GEMM, which runs alone for 8 seconds before the step.
-Several values of --batch and --budget are a line each, written to --json as they come.
+Several values of --batch and --level are a line each, written to --json as they come.
 
 MFU counts 3 x forward FLOPs of the blocks that run, recomputation not counted. Where a size stands for a deeper model,
 `full ms` is the step of that depth: measured time x FLOPs of the whole / FLOPs of the blocks that ran.
@@ -57,7 +57,7 @@ from longtake.contracts import Bucket, Conditions, UserError
 from longtake.models import MMDiTConfig
 from longtake.models.build import denoiser_class
 from longtake.models.config import LoraConfig, ModelSection
-from longtake.parallel import INPUTS, Mesh, ParallelConfig, World, as_level, level_name, level_words, start_world
+from longtake.parallel import NAMED_LEVELS, Level, Mesh, ParallelConfig, World, level_text, start_world
 from longtake.plan import Layout, Machine, MicroBatch, forecast_memory, forecast_time, update_seconds
 from longtake.plan.layout import Upkeep
 from longtake.plan.timing import seconds_of
@@ -126,8 +126,8 @@ def main() -> None:
         if arguments.seconds is None:
             arguments.seconds = 10.0 if world.device.type == "cuda" and not arguments.tiny else 0.0
         figures: list[dict[str, Any]] = []
-        for case, budget in product(_cases(arguments, world), arguments.budget):
-            figures += _if_it_fits(case, budget, world, arguments)
+        for case, level in product(_cases(arguments, world), arguments.level):
+            figures += _if_it_fits(case, level, world, arguments)
             if world.is_main:  # as they come: what is cut short leaves those before it
                 write_json(arguments.json, "step", {"tiny": arguments.tiny, "ranks": world.size, "runs": figures})
     if not world.is_main:
@@ -138,7 +138,7 @@ def main() -> None:
     print_table((*head, *tail), list(map(_row, measured)))
     for line in measured:
         way = f"compiled by {line['backend']}, {line['graphs']} graphs" if line["compiled"] else "eager"
-        again = f"recomputed {'+'.join(map(str, line['remat']))}, budget {level_words(as_level(line['budget']))}"
+        again = f"recomputed {'+'.join(map(str, line['remat']))}, {level_text(line['level'])}"
         print(f"{'+'.join(map(str, line['blocks']))}, batch {line['batch']}: {line['step_ms']:.1f} ms, {way}, {again}")
         if line["classes_ms"]:
             print("  ".join(f"{name} {ms:.1f} ms" for name, ms in sorted(line["classes_ms"].items())))
@@ -147,29 +147,29 @@ def main() -> None:
         raise SystemExit(1)
 
 
-def _if_it_fits(case: Case, budget: float | None, world: World, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def _if_it_fits(case: Case, level: Level, world: World, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """The figures of `measure`, or what was left out where one GPU has not the memory, and a line that says so."""
     try:
-        return [measure(case, budget, world, arguments)]
+        return [measure(case, level, world, arguments)]
     except torch.OutOfMemoryError as error:
         if world.size > 1:  # the others would wait
             raise
-        print(f"batch {case.batch}, budget {budget}: {error}", flush=True)
-        left_out = {"batch": case.batch, "tokens": case.tokens, "budget": budget and level_name(budget)}
+        print(f"batch {case.batch}, level {level}: {error}", flush=True)
+        left_out = {"batch": case.batch, "tokens": case.tokens, "level": level}
     torch.compiler.reset()
     world.free_memory()
     return [{"out_of_memory": True, **left_out}]
 
 
-def measure(case: Case, budget: float | None, world: World, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one case: ours first alone, for its peak memory, then in turns with the peer. budget: of what
-    blocks that are computed again keep; None: none of them is."""
+def measure(case: Case, level: Level, world: World, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one case: ours first alone, for its peak memory, then in turns with the peer. level: of blocks
+    that are recomputed."""
     dtype = device_dtype(DEFAULTS.dtype, world.device)
     mesh = Mesh.create(ParallelConfig(zero=arguments.zero), world)
     failures: dict[str, str] = {}
     rates = _attention_rates(case, dtype, world, arguments, failures)
     gemm = _gemm_rate(case, dtype, world, arguments)
-    how = _how(arguments, case, budget, rates, world)
+    how = _how(arguments, case, level, rates, world)
     step = OurStep(case, mesh, world, dtype, how, DEFAULTS)
     _reset_peak(world)
     for _ in range(arguments.warmup):
@@ -196,7 +196,6 @@ def measure(case: Case, budget: float | None, world: World, arguments: argparse.
         "dtype": str(dtype).removeprefix("torch."),
         "zero": arguments.zero,
         **asdict(how),
-        "budget": level_name(how.budget),
         "graphs": step.graphs,
         "phases_ms": {name: 1e3 * typical(spent) for name, spent in phases.items()},
         "step_ms": 1e3 * best["step"],
@@ -240,7 +239,7 @@ def _forecast(case: Case, mesh: Mesh, dtype: torch.dtype, how: How, device: torc
     """Forecast of `longtake plan` for this step by its table of rates, without the autoencoder: bytes, and on
     CUDA milliseconds."""
     upkeep = Upkeep(lora=how.lora and LoraConfig(rank=how.lora))
-    kept = {"remat": how.remat, "budget": how.budget, "compiled": how.compiled, "upkeep": upkeep}
+    kept = {"remat": how.remat, "level": how.level, "compiled": how.compiled, "upkeep": upkeep}
     sharded = {"shard": mesh.data_ranks, "zero": mesh.config.zero, "compute_bytes": dtype.itemsize}
     layout = Layout(**sharded, **kept, ema=True)
     batch, seconds = MicroBatch(case.batch, case.latent_shape, case.text_tokens), None
@@ -297,10 +296,10 @@ def _contenders(
     return found
 
 
-def _how(arguments: argparse.Namespace, case: Case, budget: float | None, rates: dict[str, Any], world: World) -> How:
+def _how(arguments: argparse.Namespace, case: Case, level: Level, rates: dict[str, Any], world: World) -> How:
     compiled = world.device.type == "cuda" if arguments.compiled_step is None else arguments.compiled_step
     none = [0] * len(blocks_of(case.model))
-    remat = tuple(none if budget is None else arguments.remat or none)
+    remat = tuple(none if level == "none" else arguments.remat or none)
     attention = arguments.attention
     if attention == "auto" and rates:  # as a run: the fastest in forward and backward together
         attention = min(rates, key=lambda name: attention_seconds(1.0, rates[name]))
@@ -308,7 +307,7 @@ def _how(arguments: argparse.Namespace, case: Case, budget: float | None, rates:
         remat=remat,
         compiled=compiled,
         static=arguments.static,
-        budget=INPUTS if budget is None else budget,
+        level=level,
         attention=attention,
         lora=arguments.lora,
         latents=arguments.latents,
@@ -396,10 +395,16 @@ def _reset_peak(world: World) -> None:
         torch.cuda.reset_peak_memory_stats(world.device)
 
 
-def _level(word: str) -> float | None:
-    if not word.isalpha() and not 0 <= float(word) <= 1:
-        raise argparse.ArgumentTypeError(f"{word} is no share: 0 to 1 is")
-    return None if word == "none" else as_level(word if word.isalpha() else float(word))
+def _level(word: str) -> Level:
+    if word in NAMED_LEVELS:
+        return word
+    try:
+        share = float(word)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"{word}: expected {', '.join(NAMED_LEVELS)}, or a number between 0 and 1")
+    return share
 
 
 def _arguments() -> argparse.Namespace:
@@ -419,13 +424,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--attention", default="auto", help="kernel, as model.attention names it")
     parser.add_argument(
-        "--budget",
+        "--level",
         type=_level,
         nargs="+",
-        default=[INPUTS],
-        metavar="SHARE",
-        help='as model.grad_ckpt_budget, of the blocks of --remat, each in turn (default: "inputs"); none: no block is '
-        "computed again",
+        default=["full"],
+        help='as model.recompute, of the blocks of --remat, each in turn (default: "full")',
     )
     parser.add_argument("--static", action="store_true", help="a graph for each shape")
     parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of that rank alone")

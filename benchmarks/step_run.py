@@ -24,12 +24,13 @@ from longtake.models.config import LoraConfig, ModelSection
 from longtake.models.lora import adapt
 from longtake.parallel import (
     BlockCompiler,
-    BlockMode,
+    CurrentLevel,
+    Level,
     Mesh,
     World,
     initialise_sharded,
     local_tensor,
-    remat_and_compile,
+    recompute_and_compile,
     shard_model,
 )
 from longtake.plan.timing import clock
@@ -61,7 +62,7 @@ class How:
     remat: tuple[int, ...]  # blocks computed again, of each list
     compiled: bool
     static: bool  # a graph for each shape
-    budget: float  # what a block computed again keeps
+    level: Level  # at which these are
     attention: str
     lora: int | None  # rank of adapters that train in place of the weights
     latents: str | None  # "online": pixels are encoded, by an autoencoder of random weights; "stored"
@@ -81,7 +82,7 @@ class How:
             adapt(found, sizes, "dense", dtype)
         emulate_peers(found, self.sequence)
         compiler = BlockCompiler(dynamic=not self.static, backend=self.backend) if self.compiled else None
-        remat_and_compile(found, self.remat, mode=BlockMode(budget=self.budget), compiler=compiler)
+        recompute_and_compile(found, self.remat, CurrentLevel(self.level), compiler=compiler)
         if self.autotune_reductions:
             autotune_reductions()
         return found, compiler
@@ -201,7 +202,8 @@ def our_blocks(
         model = build_denoiser(case.model).to(dtype)
     if lengths is not None:
         pack_samples(model, lengths, device)
-    remat_and_compile(model, remat, compiler=BlockCompiler(dynamic=False) if compiled else None)
+    compiler = BlockCompiler(dynamic=False) if compiled else None
+    recompute_and_compile(model, remat, CurrentLevel("full"), compiler=compiler)
     x = torch.randn(case.batch, *case.latent_shape, device=device, dtype=dtype)
     conditions = case.conditions(device=device, dtype=dtype)
     t = torch.rand(case.batch, device=device) * objective_of(case.model).noise_time

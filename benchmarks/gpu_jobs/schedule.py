@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 ON_CPU = ["--tiny", "--device", "cpu"]
-STEP, SIZES = "step.py --no-peer --profile --static --budget none inputs", "--frames 129 --batch 3 --blocks 2 4"
+STEP, SIZES = "step.py --no-peer --profile --static --level none full", "--frames 129 --batch 3 --blocks 2 4"
 PYTEST = ["-m", "pytest", "-q", "-m", "gpu", "--tb=short", "--timeout=90", "-pxdist.plugin", "-ppytest_timeout"]
 RUN = "--lr 1e-4 --ema_decay 0.99 --num_workers 2 --log_every 5 --slots_per_step 1 --tensorboard False --resume auto"
 FAMILIES = {"opensora_v2": "clips", "opensora_v1_2": "clips", "cogvideox": "clips", "ttt_video": "stories"}

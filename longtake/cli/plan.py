@@ -259,7 +259,7 @@ def _show(
     if probed:
         head = report.probe_head()
         print_table(console, head, [report.probe_row(one) for one in probed], numbers=head[2:])
-    if kept := report.kept_words(plan):
+    if kept := report.level_words(plan):
         console.print(kept)
     console.print(report.stage_words(plan, price))
     if logged is not None:

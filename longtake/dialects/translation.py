@@ -184,12 +184,12 @@ class Translation:
             self.refuse(f"{section}.{key}", item, "is no word of it", f"there are {', '.join(known)}")
 
 
-def keep_inputs(work: Translation, like: Node) -> None:
-    """Recomputed blocks keep their inputs alone, as in the other systems: batch sizes were chosen for what that takes.
-    A run that says by itself what they keep is left as it is."""
-    key = "model.grad_ckpt_budget"
+def recompute_fully(work: Translation, like: Node) -> None:
+    """Recomputed blocks save their inputs alone, as in the other systems: batch sizes were chosen for that memory.
+    A run that sets its own level is left as it is."""
+    key = "model.recompute"
     if work.value("model.grad_ckpt_settings") and work.get(key) is None:
-        work.put(key, "inputs", like)
+        work.put(key, "full", like)
 
 
 def _without(branch: Branch, parts: list[str]) -> Branch | None:

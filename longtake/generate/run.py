@@ -65,8 +65,7 @@ def open_system(
     if why is not None:  # a run may have been trained elsewhere
         say(why)
     config = config.model_copy(update={"compile": compiled})
-    model = config.model.model_copy(update={"grad_ckpt_budget": "inputs"})  # for no backward
-    config = config.model_copy(update={"model": model})
+    config = config.model_copy(update={"model": config.model.without_recomputation()})
     system = build_system(config, Mesh.create(parallel or config.parallel, world), world, restored=restored, kept=kept)
     if source.checkpoint is not None:
         part = load_weights(system, source.checkpoint, config.ema)

@@ -1,8 +1,8 @@
 """Attention as one operator with its own backward: in eager and compiled blocks, in one process and among peers.
 
 It gives its result and the log-sum-exp of its scores, from which backward starts; recomputation can keep both
-(`parallel.remat`). What computes it (`attention_kernels`, a ring of ranks) is found out when it runs: the compiler sees
-one operator for all.
+(`parallel.recomputation`). What computes it (`attention_kernels`, a ring of ranks) is found out when it runs: the
+compiler sees one operator for all.
 """
 
 from __future__ import annotations

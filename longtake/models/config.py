@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -39,27 +39,30 @@ class ModelSection(OpenSection):
         "(matmul and softmax); `sdpa` leaves it to PyTorch, so does `auto`, but for short sequences on a CPU (math)",
     )
     grad_ckpt_settings: tuple[NonNegativeInt, ...] | None = Field(
-        None, description="blocks of each list of the model whose activations are recomputed in backward"
+        None,
+        description="first blocks of each list of the model whose activations are recomputed in backward; None: all, "
+        "where `recompute` is given",
     )
-    grad_ckpt_budget: Annotated[float, Field(ge=0, le=1)] | Literal["inputs", "attention", "auto"] = Field(
-        "attention",
-        description="share of what attention and linear layers put out that recomputed blocks keep beside their "
-        "inputs; `attention` or 0: what attention gives, which any share keeps; `inputs`: inputs alone; `auto`: for "
-        "each entry of bucket_config what a GPU's memory has room for by the plan, on a CPU `inputs`",
+    recompute: (
+        Literal["none", "selective", "full", "auto"] | Annotated[float, Field(gt=0, lt=1)] | tuple[str, ...] | None
+    ) = Field(
+        None,
+        description="what these blocks save: `none` everything; `selective` their input and the output of attention; "
+        "`full` their input; names of linear layers, as `selective` and the outputs of these; a number the share "
+        "that the compiler chooses (PyTorch's activation_memory_budget); `auto` for each entry of bucket_config the "
+        "first of `none`, `selective`, `full` that fits by the plan, on a CPU `full`; None: `selective` with "
+        "grad_ckpt_settings, else `none`",
     )
     grad_ckpt_buffer_size: int = Field(
         0,
         ge=0,
         le=1 << 50,
-        description="bytes of each process's host memory in which inputs of recomputed blocks wait, and what these "
-        "keep by the budget; 0: on the device",
+        description="bytes of each process's host memory to which recomputed blocks offload what they save; 0: none",
     )
 
-    @field_validator("grad_ckpt_budget")
-    @classmethod
-    def _zero_has_a_name(cls, budget: float | str) -> float | str:
-        """A number 0 in a saved config is of a run that was started when it meant inputs alone."""
-        return "attention" if budget == 0 else budget
+    def without_recomputation(self) -> Self:
+        """The same for a model of which no gradient is taken."""
+        return self.model_copy(update={"recompute": "none"})
 
     @property
     @abstractmethod
@@ -176,13 +179,11 @@ class MMDiTConfig(ModelSection):
                 f"in_channels = {self.in_channels} must be latent channels x patch_size^2, a multiple of "
                 f"{self.patch_size**2} at patch_size = {self.patch_size}"
             )
-        if self.grad_ckpt_settings is None:
-            for key in ("grad_ckpt_budget", "grad_ckpt_buffer_size"):
-                if (value := getattr(self, key)) and not isinstance(value, str):
-                    raise ValueError(
-                        f"{key} = {value}: is about recomputed blocks, and none are; write "
-                        f"grad_ckpt_settings = ({self.depth}, {self.depth_single_blocks}) too"
-                    )
+        if self.grad_ckpt_buffer_size and self.grad_ckpt_settings is None and self.recompute in (None, "none"):
+            raise ValueError(
+                f"grad_ckpt_buffer_size = {self.grad_ckpt_buffer_size}: is for recomputed blocks, and there are none; "
+                'write recompute = "selective" too'
+            )
         return self
 
     @property

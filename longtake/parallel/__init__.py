@@ -1,32 +1,17 @@
-"""Parallelism: the processes of a run, the mesh, sharding, sequence and tensor parallelism, rematerialisation."""
+"""Parallelism: the processes of a run, the mesh, sharding, sequence and tensor parallelism, recomputation."""
 
 from typing import TYPE_CHECKING
 
 from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from longtake.parallel.budgets import (
-        INPUTS,
-        Budget,
-        Split,
-        as_level,
-        budget_json,
-        budget_of,
-        budgets_words,
-        level_name,
-        level_words,
-        levels_of,
-        list_name,
-        read_budget,
-        used_levels,
-    )
     from longtake.parallel.collectives import all_gather_single, reduce_scatter_single
     from longtake.parallel.compile import (
         BlockCompiler,
         compile_layers,
         missing_compiler,
         prepare_compiler,
-        remat_and_compile,
+        recompute_and_compile,
         use_compile_cache,
     )
     from longtake.parallel.config import ParallelConfig, resolve_degrees
@@ -43,16 +28,19 @@ if TYPE_CHECKING:
     from longtake.parallel.mesh import Mesh, TokenPeers
     from longtake.parallel.offload import BlockStore
     from longtake.parallel.offloaded_weights import OffloadedTensors, OffloadedWeights, offloaded
-    from longtake.parallel.remat import (
-        BlockMode,
-        Keepable,
-        Kept,
-        choose_kept,
-        find_keepable,
-        keeps_outputs,
-        kept_as,
-        offload_inputs,
-        remat_blocks,
+    from longtake.parallel.recomputation import (
+        NAMED_LEVELS,
+        CurrentLevel,
+        Level,
+        Saved,
+        check_level,
+        counts_setting,
+        level_and_counts,
+        level_setting,
+        level_text,
+        levels_text,
+        saved_as,
+        saved_by_list,
     )
     from longtake.parallel.shard import (
         cut_among,

@@ -16,8 +16,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -30,8 +30,18 @@ from torch import Tensor, nn
 
 from longtake.contracts import UserError
 from longtake.parallel.exchange import EXCHANGES
-from longtake.parallel.offload import BlockStore
-from longtake.parallel.remat import BlockMode, ByBudget, keeps_outputs, offload_inputs, remat_blocks
+from longtake.parallel.offload import BlockStore, offloaded_block
+from longtake.parallel.recomputation import (
+    CurrentLevel,
+    Forward,
+    Level,
+    Switched,
+    compiler_budget,
+    full,
+    none,
+    saved_by_list,
+    selective,
+)
 from longtake.parallel.tokens import TokenCut
 
 STATIC_SHAPES = 16  # of a bucket table (batch x tokens), up to which each gets a graph by default
@@ -47,50 +57,55 @@ class BlockCompiler:
     backend: str | Callable[..., Any] = "inductor"
     warn: Callable[[str], None] = print  # called once for each kind of block that reaches the limit
     variants: dict[str, int] = field(default_factory=dict)  # list of blocks -> shapes that made new graphs
+    _varying: Mapping[str, Sequence[tuple[int, ...]]] = field(default_factory=dict, repr=False)
+    _cut: TokenCut | None = field(default=None, repr=False)
+    _kinds: dict[tuple[str, Level], _BlockKind] = field(default_factory=dict, repr=False)  # by list of blocks and level
 
-    def compile(self, model: nn.Module, cut: TokenCut | None = None) -> None:
-        """Compiles `forward` of every block in `model.blocks`, in place, when it first runs.
-
-        `remat_and_compile` calls it at its time among what else is done to blocks.
-        """
+    def prepare(self, model: nn.Module, cut: TokenCut | None = None) -> None:
+        """Sets the compiler up for the blocks of a model, whose tokens are cut by `cut`."""
         if cut is not None:
             # What tensor peers gather once for several layers is no side effect that recomputation is to repeat.
             torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
             keep_exchanges_in_order()
         prepare_compiler(_MANY_GRAPHS)
-        for name in model.blocks:
-            kinds: dict[int, _BlockKind] = {}  # by the place of a way among those of a block
-            self.variants[name] = 0
-            for block in model.get_submodule(name):
-                ways = block.forward.distinct if isinstance(block.forward, ByBudget) else [block.forward]
-                compiled = {}
-                for i, way in enumerate(ways):
-                    kind = kinds.setdefault(i, _BlockKind(self, name, model.varying_dims[name], cut))
-                    compiled[way] = kind.compile(way)
-                block.forward = (
-                    block.forward.exchanged(compiled) if isinstance(block.forward, ByBudget) else compiled[ways[0]]
-                )
+        self._varying, self._cut = model.varying_dims, cut
+        self._kinds.clear()
+        self.variants.update(dict.fromkeys(model.blocks, 0))
+
+    def compile(self, forward: Forward, blocks: str, level: Level = "none") -> Forward:
+        """A block's forward compiled when it first runs. blocks: its list; level: that it runs at, if that is part of
+        its graphs."""
+        kind = self._kinds.get((blocks, level))
+        if kind is None:
+            kind = self._kinds[blocks, level] = _BlockKind(self, blocks, self._varying[blocks], self._cut, level)
+        return kind.compile(forward)
 
 
 class _BlockKind:
-    """The blocks of one list: their graphs, and the shapes they have been called with."""
+    """The blocks of one list at one level: their graphs, and the shapes they have been called with."""
 
     def __init__(
-        self, compiler: BlockCompiler, name: str, varying: Sequence[tuple[int, ...]], cut: TokenCut | None
+        self,
+        compiler: BlockCompiler,
+        name: str,
+        varying: Sequence[tuple[int, ...]],
+        cut: TokenCut | None,
+        level: Level,
     ) -> None:
         self.compiler, self.name, self.varying, self._cut = compiler, name, varying, cut
+        self._budget = level if isinstance(level, float) else None
         self._backend = partial(self._compile_graph)  # one object: blocks with the same backend share graphs
         self._lower = torch._dynamo.lookup_backend(compiler.backend)
         self._graphs = 0
         self._is_compiled: dict[Any, bool] = {}  # by shapes that were seen
         self._has_warned = False
 
-    def compile(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def compile(self, forward: Forward) -> Forward:
         """A block's forward that runs `forward` compiled."""
         dynamic = None if self.compiler.dynamic else False
         return partial(self.run, forward, torch.compile(forward, backend=self._backend, dynamic=dynamic))
 
-    def run(self, eager: Callable[..., Any], compiled: Callable[..., Any], *args: Any) -> Any:
+    def run(self, eager: Forward, compiled: Forward, *args: Any) -> Any:
         """A block's forward: compiled, or eager where the shape is new and the limit is reached."""
         shape = self._shape_of(args)
         is_new = shape not in self._is_compiled
@@ -129,9 +144,10 @@ class _BlockKind:
                 torch._dynamo.maybe_mark_dynamic(x, list(dims))
         return args
 
-    def _compile_graph(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _compile_graph(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Forward:
         self._graphs += 1
-        return self._lower(graph, inputs)
+        with nullcontext() if self._budget is None else compiler_budget(self._budget):
+            return self._lower(graph, inputs)
 
     def _warn(self, shape: tuple[Any, ...], effect: str) -> None:
         if self._has_warned:
@@ -141,31 +157,45 @@ class _BlockKind:
         self.compiler.warn(f"compile_limit = {self.compiler.limit}: {self.name} of shape {sizes} {effect}")
 
 
-def remat_and_compile(
+def recompute_and_compile(
     model: nn.Module,
     counts: Sequence[int],
+    current: CurrentLevel,
     cut: TokenCut | None = None,
-    mode: BlockMode | None = None,
     compiler: BlockCompiler | None = None,
     store: BlockStore | None = None,
 ) -> None:
-    """Recomputes, compiles and offloads the blocks of a model, in the one order in which these go together: what is
-    kept beside inputs must be known to the compiler, and around a compiled block selective recomputation would keep
-    buffers that the compiler reuses. Call it after `cut_model`, whose result is `cut`, and before `shard_model`.
-
-    counts: first blocks of each list that are recomputed; mode: what these keep; store: where they offload it, and
-    their inputs.
-    """
-    mode = BlockMode() if mode is None else mode
-    keeps = keeps_outputs(model, mode.levels[-1], 1 if cut is None else cut.peers.tensor)
-    if keeps:
-        remat_blocks(model, counts, cut, store=store if compiler is None else None, mode=mode)
+    """Compiles all blocks of a model, recomputes the first `counts[i]` of its i-th list at the current level, and
+    offloads what these save to `store`. Call it after `cut_model`, whose result is `cut`, and before `shard_model`."""
     if compiler is not None:
-        compiler.compile(model, cut)
-    if not keeps:
-        remat_blocks(model, counts, cut)
-    if store is not None:
-        offload_inputs(model, counts, store, compiled=compiler is not None and keeps)
+        compiler.prepare(model, cut)
+    tensor = 1 if cut is None else cut.peers.tensor
+    saved = {level: saved_by_list(model, level, tensor) for level in current.all}
+
+    def at_level(level: Level, block: nn.Module, blocks: str, eager: Forward, plain: Forward) -> Forward:
+        """A block's forward at a level; `plain`: `eager`, compiled if blocks are."""
+        if level == "none":
+            return none(plain)
+        if level == "full":  # around a compiled block, which has the graph of "none"
+            forward = full(plain, cut)
+        elif isinstance(level, float):
+            forward = compiler.compile(eager, blocks, level)
+        elif compiler is None:
+            forward = selective(eager, saved[level][blocks], cut, store)
+        else:  # in the graph: around a compiled block it would save buffers that the compiler reuses
+            forward = compiler.compile(selective(eager, saved[level][blocks], cut), blocks, level)
+        if store is None:
+            return forward
+        compiler_saves = compiler is not None and level != "full"
+        return offloaded_block(forward, store, block if compiler_saves else None)
+
+    for blocks, count in zip(model.blocks, counts, strict=True):
+        for place, block in enumerate(model.get_submodule(blocks)):
+            eager = block.forward
+            block.forward = plain = eager if compiler is None else compiler.compile(eager, blocks)
+            if place < count and current.all != ("none",):
+                by_level = {level: at_level(level, block, blocks, eager, plain) for level in current.all}
+                block.forward = Switched(plain, by_level, current)
 
 
 def keep_exchanges_in_order() -> None:

@@ -9,12 +9,13 @@ device. On a CPU the copies are plain.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longtake.contracts import UserError
 from longtake.parallel.host import CopyStreams, host_memory
@@ -109,6 +110,31 @@ class BlockStore:
                 )
             self._streams = CopyStreams(device)
         return self._memory
+
+
+def offloaded_block(
+    forward: Callable[..., Any], store: BlockStore, block: nn.Module | None = None
+) -> Callable[..., Any]:
+    """A block's forward whose inputs are in `store` until backward; where `block` is given, whose forward is compiled,
+    what compiled code saves as well."""
+    return partial(_run_offloaded, forward, store, block)
+
+
+def _run_offloaded(forward: Callable[..., Any], store: BlockStore, block: nn.Module | None, *args: Any) -> Any:
+    given = None if block is None else [*tensors_in(args), *block.parameters(), *block.buffers()]
+    with store.takes(args, given):
+        return forward(*args)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Those that a block is called with, in tuples and dataclasses too."""
+    if isinstance(value, Tensor):
+        yield value
+    elif is_dataclass(value):
+        yield from tensors_in([getattr(value, field.name) for field in fields(value)])
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from tensors_in(one)
 
 
 def back(kept: Any) -> Any:

@@ -1,6 +1,6 @@
 """Distributing a model over the mesh, and initialising it without ever holding it whole.
 
-The order is: `cut_model` (sequence and tensor peers), compilation of blocks, `remat_blocks`, `shard_model` (FSDP2).
+The order is: `cut_model` (sequence and tensor peers), `recompute_and_compile`, `shard_model` (FSDP2).
 FSDP2 takes 0.7 s to import; what only cuts and counts a model does without it.
 """
 

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from longtake.contracts import Conditions, Noised
 from longtake.diffusion import micro_batch_loss, sample_loss
 from longtake.models import Trace, as_on_cuda, block_counts, denoiser_class, meta_conditions
-from longtake.parallel import TokenPeers, cut_among, kept_as
+from longtake.parallel import TokenPeers, cut_among, saved_as
 from longtake.plan.layout import Upkeep
 from longtake.plan.parameters import block_names, compute_dtype, meta_model
 
@@ -54,16 +54,17 @@ def _made(trace: Trace) -> np.ndarray:
 
 
 class _BlockTrace(Trace):
-    """Also counts what a budget could keep of the operations."""
+    """Also counts the outputs that selective recomputation could save."""
 
     def __init__(self, *known: nn.Module | Tensor) -> None:
         super().__init__(*known)
-        self.kept: Counter[Any] = Counter()
+        self.savable: Counter[Any] = Counter()
         self.spared: Counter[Any] = Counter()
 
     def saw(self, operation: Any, args: Sequence[Any], out: Any, flops: int) -> None:
-        if (key := kept_as(operation, args)) is not None:
-            self.kept[key] += _bytes(out)
+        key = saved_as(operation, args)
+        if key is not None:
+            self.savable[key] += _bytes(out)
             self.spared[key] += flops
 
 
@@ -220,7 +221,7 @@ class TracedBlocks:
             if not is_first:  # whose input is kept where it is computed again, though its backward may not take it
                 del args, named
             numbers["forward",] = _made(trace)
-            numbers |= {("product", key): (num_bytes, trace.spared[key]) for key, num_bytes in trace.kept.items()}
+            numbers |= {("product", key): (num_bytes, trace.spared[key]) for key, num_bytes in trace.savable.items()}
             sent.append(self._sent())
             end = _End.apply(*_tensors(out))
             out = tree_map_only(Tensor, _Like.of, out)

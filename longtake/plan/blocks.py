@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from longtake.models import Law, block_counts, denoiser_class, fit
+from longtake.models import Law, denoiser_class, fit
 from longtake.models.build import LatentSize
-from longtake.parallel import Keepable, Kept, find_keepable
+from longtake.parallel import Level, Saved, saved_by_list
 from longtake.plan.block_traces import LAUNCH, Point, TracedBlocks, first_of, one_of_each_kind
 from longtake.plan.compiled import compiled_bytes, multiply_in_float8
 from longtake.plan.layout import PLAIN, Layout, MicroBatch, Upkeep
@@ -39,7 +39,7 @@ _POINTS: dict[tuple[bool, bool], tuple[Point, ...]] = {
     (False, False): ((1, 1, 32, 32), (1, 1, 16, 16), (1, 1, 48, 48), (1, 1, 64, 64)),
 }
 _SUFFICE = {True: 6, False: 4}  # points, where attention is full
-_EAGER = 1.0, 0.0, 1.0, 1.0  # as `_compiled_shares`
+_EAGER = 1.0, 0.0, 1.0, 1.0, 0.0, 0.0  # as `_compiled_shares`
 
 
 class Pass(NamedTuple):
@@ -72,11 +72,12 @@ class Block:
     forward: Pass
     backward: Pass
     sent: Mapping[str, tuple[float, float]]  # between "sequence" and "tensor" peers, in forward and in backward
-    products: Mapping[Any, tuple[float, float]]  # what a budget could keep, see `Kept`: bytes, and FLOPs spared
+    products: Mapping[Any, tuple[float, float]]  # outputs that `Saved` names: bytes, and FLOPs spared
+    again: Pass  # that its backward repeats of its forward, as the compiler chooses for a budget
 
-    def keeps(self, kept: Kept) -> tuple[float, Pass]:
-        """Bytes of outputs that it keeps where it is computed again, and what is left to compute."""
-        own = {key: of for key, of in self.products.items() if kept.takes(key)}
+    def selective(self, saved: Saved) -> tuple[float, Pass]:
+        """Bytes of outputs that it saves where it is recomputed, and what is left to compute."""
+        own = {key: of for key, of in self.products.items() if saved.has(key)}
         spared = sum(flops for _, flops in own.values())
         of_attention = min(own.get("attention", (0, 0))[1], self.forward.attention)  # other mixers make products
         left = self.forward.products - spared + of_attention, self.forward.attention - of_attention
@@ -104,7 +105,8 @@ def count_blocks(config: Any, batch: MicroBatch, layout: Layout) -> Blocks:
     upkeep = layout.upkeep.lora, layout.upkeep.freeze, layout.upkeep.train_only
     peers = layout.sequence, layout.tensor, layout.sequence_attention
     sizes = batch.batch, batch.latent, batch.text_tokens
-    return _count_blocks(config, sizes, upkeep, layout.compute_bytes, layout.float8, peers, layout.compiled)
+    budget = layout.level if isinstance(layout.level, float) else 1.0
+    return _count_blocks(config, sizes, upkeep, layout.compute_bytes, layout.float8, peers, layout.compiled, budget)
 
 
 @lru_cache(maxsize=4096)
@@ -116,10 +118,11 @@ def _count_blocks(
     float8: bool,
     peers: Any,
     compiled: bool,
+    budget: float,
 ) -> Blocks:
     batch, latent, text_tokens = sizes
-    bare = {"from_pretrained": None, "grad_ckpt_settings": None, "grad_ckpt_budget": "auto", "grad_ckpt_buffer_size": 0}
-    config = config.model_copy(update=bare)
+    bare = {"from_pretrained": None, "grad_ckpt_settings": None, "grad_ckpt_buffer_size": 0}
+    config = config.without_recomputation().model_copy(update=bare)
     run = _traced_blocks(config, Upkeep(*upkeep), compute_bytes, float8, peers, text_tokens)
     frames = latent[1] / config.patch[0]
     tokens = denoiser_class(config).tokens(config, latent)
@@ -130,7 +133,7 @@ def _count_blocks(
         grid = (ceil(size / patch) for size, patch in zip(latent[1:], config.patch, strict=True))
         numbers = {name: np.array(of, float) if np.ndim(of) else of for name, of in run.numbers((batch, *grid)).items()}
     facts = config, upkeep, compute_bytes, float8, peers, text_tokens
-    shares = _compiled_shares(run, *facts) if compiled else {}
+    shares = _compiled_shares(run, budget, *facts) if compiled else {}
     of_kind = {kind: _block(kind, numbers, *shares.get(kind, _EAGER)) for kind in dict.fromkeys(run.kinds)}
     blocks = [of_kind[kind] for kind in run.kinds]
     first = next((i for i, block in enumerate(blocks) if block.differentiated), 0)
@@ -146,12 +149,23 @@ def _as_pass(numbers: Sequence[float], share: float = 1.0) -> Pass:
     return Pass(products, attention, share * moved, launches / LAUNCH)
 
 
-def _block(kind: str, numbers: Mapping[Any, Any], share: float, fixed: float, forward: float, backward: float) -> Block:
+def _block(
+    kind: str,
+    numbers: Mapping[Any, Any],
+    share: float,
+    fixed: float,
+    forward: float,
+    backward: float,
+    matmuls: float,
+    attention: float,
+) -> Block:
     """One whose forward saves `share` of what an eager one does, and `fixed` bytes more; `forward`, `backward`: the
-    shares of an eager one's bytes that these move."""
+    shares of an eager one's bytes that these move; `matmuls`, `attention`: the shares of their FLOPs in forward that
+    its backward repeats."""
     own = {name[1:]: of for name, of in numbers.items() if name[0] == kind}
     worst = (own["working",] + own["made",]).argmax()  # what follows are Python's numbers, quicker than NumPy's
     saved = share * own["saved",] + fixed
+    first = _as_pass(own["forward",], forward)
     return Block(
         saved=saved,
         input=own["input",],
@@ -159,23 +173,18 @@ def _block(kind: str, numbers: Mapping[Any, Any], share: float, fixed: float, fo
         fused=own["saved",] - saved,
         made=float(own["made",][worst]),
         differentiated=bool(own["differentiated",]),
-        forward=_as_pass(own["forward",], forward),
+        forward=first,
         backward=_as_pass(own["backward",], backward),
         sent={axis: tuple(map(float, own["sent", axis])) for axis in ("sequence", "tensor")},
         products={name[1]: tuple(map(float, of)) for name, of in own.items() if name[0] == "product"},
+        again=Pass(matmuls * first.products, attention * first.attention, 0.0, 0.0),
     )
 
 
-@lru_cache(maxsize=256)
-def kept_by_lists(config: Any, budget: float, tensor: int) -> Mapping[str, Kept]:
-    """What recomputed blocks keep with a budget, by list."""
-    return {blocks: keepable.within(budget) for blocks, keepable in _keepable_by_lists(config, tensor).items()}
-
-
-@lru_cache(maxsize=16)
-def _keepable_by_lists(config: Any, tensor: int) -> Mapping[str, Keepable]:
-    model = meta_model(config, PLAIN, 2)
-    return {blocks: find_keepable(model, blocks, tensor) for blocks in block_counts(config)}
+@lru_cache(maxsize=64)
+def saved_outputs(config: Any, level: Level, tensor: int) -> Mapping[str, Saved]:
+    """Outputs that selective blocks save, by list."""
+    return saved_by_list(meta_model(config, PLAIN, 2), level, tensor)
 
 
 @lru_cache(maxsize=64)
@@ -195,22 +204,26 @@ def _traced_blocks(
 
 
 @lru_cache(maxsize=64)
-def _compiled_shares(run: TracedBlocks, *facts: Any) -> Mapping[str, Sequence[float]]:
-    """The share of an eager block's bytes that a compiled one saves, and how many beside it; the shares that forward
-    and backward move. By kind; they are nearly the same at all sizes, for all grow with the tokens, so they are seen at
-    one. facts: all that this depends on."""
+def _compiled_shares(run: TracedBlocks, budget: float, *facts: Any) -> Mapping[str, Sequence[float]]:
+    """The share of an eager block's bytes that a compiled one saves, and how many next to it; the shares that forward
+    and backward move, and the shares of matmuls and of attention that backward repeats for a budget. By kind; they are
+    nearly the same at all sizes, because all grow with the tokens, so they are traced at one. facts: all that this
+    depends on."""
 
     def look() -> dict[str, Sequence[float]]:
         batch, frames, *grid = _POINTS[True, True][1]
-        found = run.numbers((batch, run.frames[frames], *grid), compiled_bytes)
-        return {
-            kind: (grows / found[kind, "saved"], fixed, *(to / found[kind, of][2] for of, to in moved.items()))
-            for kind in dict.fromkeys(run.kinds)
-            for grows, fixed, moved in (found[kind, "compiled"],)
-            if moved
-        }
+        found = run.numbers((batch, run.frames[frames], *grid), partial(compiled_bytes, budget=budget))
+        shares = {}
+        for kind in dict.fromkeys(run.kinds):
+            grows, fixed, moved, again = found[kind, "compiled"]
+            if moved:
+                eager = {name: found[kind, name] for name in ("forward", "backward")}
+                moves = (moved[name] / eager[name][2] for name in eager)
+                repeats = (flops / max(1.0, eager["forward"][i]) for i, flops in enumerate(again))
+                shares[kind] = grows / found[kind, "saved"], fixed, *moves, *repeats
+        return shares
 
-    return traced_before("compiled_blocks", look, *facts)
+    return traced_before("compiled_blocks", look, budget, *facts)
 
 
 @lru_cache(maxsize=256)

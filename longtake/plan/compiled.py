@@ -20,6 +20,7 @@ from torch.utils.flop_counter import flop_registry
 
 from longtake.models import attention_on_cuda, quantized
 from longtake.parallel.exchange import EXCHANGES
+from longtake.parallel.recomputation import compiler_budget, saved_as
 from longtake.system.float8 import use_float8
 
 if TYPE_CHECKING:
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
 
 
 def compiled_bytes(
-    block: nn.Module, forward: Callable[..., Any], called: Any, own: Collection[int]
-) -> tuple[int, int, dict[str, int]]:
+    block: nn.Module, forward: Callable[..., Any], called: Any, own: Collection[int], budget: float = 1.0
+) -> tuple[int, int, dict[str, int], tuple[float, float]]:
     """Bytes that a block on the meta device keeps from a compiled forward to its backward, its weights and what all
     blocks share left out: of activations, and of what is made of weights alone, such as dequantized ones; and bytes
-    that both passes move beside their products. called: args and keywords of `forward`, its method; own: ids of the
+    that both passes move beside their products; and FLOPs of matmuls and of attention that backward repeats for a
+    `budget`, see `parallel.recomputation`. called: args and keywords of `forward`, its method; own: ids of the
     tensors among them that come from the block before."""
     from torch._functorch.aot_autograd import aot_function  # these import the compiler
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -41,7 +43,7 @@ def compiled_bytes(
     leaves, shape = tree_flatten(called)
     tensors: list[Tensor] = []
     _exchanged(leaves, lambda tensor: tensors.append(tensor))
-    mode, outs, cut = FakeTensorMode(allow_non_fake_inputs=True), [], []
+    mode, outs, cut, repeated = FakeTensorMode(allow_non_fake_inputs=True), [], [], []
 
     def run(weights: dict[str, Tensor], given: list[Tensor]) -> Any:
         each = iter(given)
@@ -52,7 +54,11 @@ def compiled_bytes(
         return out
 
     def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
-        cut[:] = min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
+        needed = _flops(joint.graph)
+        with compiler_budget(budget):
+            cut[:] = min_cut_rematerialization_partition(joint, inputs, compiler="inductor", **options)
+        made = [_flops(part.graph) for part in cut]
+        repeated[:] = [sum(of) - once for *of, once in zip(*made, needed, strict=True)]
         return cut
 
     def fake(tensor: Tensor) -> Tensor:
@@ -68,10 +74,10 @@ def compiled_bytes(
     with mode:
         traced(weights, [fake(tensor) for tensor in tensors])
     if not cut:
-        return 0, 0, {}  # nothing of it trains
+        return 0, 0, {}, (0.0, 0.0)  # nothing of it trains
     forward, backward = (part.graph for part in cut)
     activations, fixed = _saved(forward, len(weights), len(outs), [id(tensor) not in own for tensor in tensors])
-    return activations, fixed, {"forward": _moved(forward), "backward": _moved(backward)}
+    return activations, fixed, {"forward": _moved(forward), "backward": _moved(backward)}, tuple(repeated)
 
 
 def _saved(graph: fx.Graph, num_weights: int, num_outs: int, is_shared: Sequence[bool]) -> tuple[int, int]:
@@ -91,6 +97,20 @@ def _saved(graph: fx.Graph, num_weights: int, num_outs: int, is_shared: Sequence
             kept[memory._cdata] = memory.nbytes(), node in of_weights
     activations, fixed = (sum(size for size, alone in kept.values() if alone is one) for one in (False, True))
     return activations, fixed
+
+
+def _flops(graph: fx.Graph) -> tuple[float, float]:
+    """Of the matmuls of a graph, and of attention in its forward."""
+    matmuls = attention = 0.0
+    for node in graph.nodes:
+        formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
+        if formula is not None:
+            args, named = torch.fx.node.map_arg((node.args, node.kwargs), lambda of: of.meta["val"])
+            flops = formula(*args, **named, out_val=node.meta["val"])
+            is_attention = saved_as(node.target, args) == "attention"
+            attention += flops if is_attention else 0.0
+            matmuls += 0.0 if is_attention else flops
+    return matmuls, attention
 
 
 def _moved(graph: fx.Graph) -> int:

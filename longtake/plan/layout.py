@@ -9,7 +9,7 @@ from typing import Literal
 
 from longtake.models import LoraConfig
 from longtake.models.build import LatentSize
-from longtake.parallel import INPUTS, Budget
+from longtake.parallel import Level
 
 FP32 = 4
 EIGHT_BIT_BYTES = 2 * (1 + FP32 / 256)  # of both moments of a weight: a code each, and a scale for 256 of them
@@ -41,10 +41,10 @@ class Layout:
     sequence: int = 1
     tensor: int = 1
     zero: int = 3  # 3 frees gathered weights after a block's forward, 2 keeps them for its backward
-    remat: tuple[int, ...] = ()  # first blocks of each list whose activations are computed again
-    budget: Budget | Literal["auto"] = INPUTS  # share of their attention's and linear layers' outputs that these keep
-    room: int = 0  # bytes of a GPU that budget = "auto" may fill, `FORECAST_ERROR` being added to the forecast
-    buffer_bytes: int = 0  # of the host's memory in which their inputs wait, and what they keep
+    remat: tuple[int, ...] = ()  # first blocks of each list that are recomputed
+    level: Level = "full"  # at which these are, or "auto"
+    room: int = 0  # bytes of a GPU that level = "auto" may fill, `FORECAST_ERROR` being added to the forecast
+    buffer_bytes: int = 0  # of the host's memory to which they offload what they save
     compiled: bool = False  # blocks
     ema: bool = False
     compute_bytes: int = 2  # of one number in the compute dtype
@@ -59,8 +59,13 @@ class Layout:
 
     @property
     def least(self) -> Layout:
-        """The same with inputs alone kept where the budget is "auto": what takes least memory."""
-        return replace(self, budget=INPUTS) if self.budget == "auto" else self
+        """The same at the level that takes least memory, where it is "auto"."""
+        return replace(self, level="full") if self.level == "auto" else self
+
+    @property
+    def unrecomputed(self) -> Layout:
+        """The same with nothing recomputed."""
+        return replace(self, level="none")
 
     @property
     def gpus(self) -> int:

@@ -4,20 +4,18 @@ Of the master weights and their gradients (`Upkeep.master_bytes` a number), Adam
 both) and the EMA (float32) a rank holds the share that `parameters` counts. On top come, at the worst moment of the
 step: weights gathered in the compute dtype and the buffers of their communication, and the activations, which `blocks`
 counts. The moments are followed block by block, last to first, as backward does: when block i runs backward, the
-activations of the blocks before it are still there (of a recomputed block its input and what its budget keeps, less
-what waits in host memory); gradients of the blocks behind it exist already.
+activations of the blocks before it are still there (of a recomputed block its input and what its level saves, less
+what is offloaded); gradients of the blocks behind it exist already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any
 
 from longtake.models import block_counts
-from longtake.parallel import budget_of, levels_of
-from longtake.plan.blocks import Block, Pass, count_blocks, kept_by_lists
+from longtake.plan.blocks import Block, Pass, count_blocks, saved_outputs
 from longtake.plan.layout import FP32, Layout, MicroBatch
 from longtake.plan.parameters import Weights, weights_of
 
@@ -74,6 +72,7 @@ def forecast_memory(
     )
 
 
+NOTHING_AGAIN = Pass(0.0, 0.0, 0.0, 0.0)
 _Moment = tuple[int, float, float]  # bytes of gradients, of gathered weights and buffers, of activations
 
 
@@ -126,47 +125,49 @@ class Placed:
     """A block as a layout runs it."""
 
     block: Block
-    again: bool  # whether it is computed again in backward
-    kept: float  # bytes of outputs that it keeps then
-    left: Pass  # what is left to compute then
-    host_bytes: float  # of input and kept outputs, what waits in host memory
+    recomputed: bool  # all of it but what it saves, so that the compiler has no choice
+    saved: float  # bytes from forward to backward
+    again: Pass  # that backward repeats of its forward
+    host_bytes: float  # of what it saves, offloaded to the host
 
-    @cached_property
+    @property
     def held(self) -> float:
-        """Bytes from forward to backward."""
-        return self.kept + self.block.input - self.host_bytes if self.again else self.block.saved
+        """Bytes on the GPU from forward to backward."""
+        return self.saved - self.host_bytes
 
     @property
     def working(self) -> float:
-        """Bytes at the worst moment of its backward: all that an eager block saves is there where it is computed again,
-        for then the compiler may not choose what to keep."""
-        return self.block.working - (0.0 if self.again else self.block.fused)
-
-
-def recomputed(config: Any, first: Sequence[int] | None) -> tuple[int, ...]:
-    """How many blocks of each list are computed again where `first` says so (`model.grad_ckpt_settings`)."""
-    counts = block_counts(config)
-    return tuple(map(min, first or (0,) * len(counts), counts.values()))
+        """Bytes at the worst moment of its backward: all that an eager block saves is there where it is recomputed."""
+        return self.block.working - (0.0 if self.recomputed else self.block.fused)
 
 
 def placed_blocks(config: Any, batch: MicroBatch, layout: Layout) -> list[Placed]:
     """The blocks of a micro-batch, in the order of the forward; those alike are one object."""
-    counts, first = block_counts(config), recomputed(config, layout.remat)
-    kept = {budget: kept_by_lists(config, budget, layout.tensor) for budget in levels_of([layout.budget])}
-    blocks, placed, room = iter(count_blocks(config, batch, layout).blocks), [], layout.buffer_bytes
-    for place, (name, count) in enumerate(counts.items()):
-        alike: dict[tuple[int, bool, float, float], Placed] = {}
-        keeps: dict[tuple[int, float], tuple[float, Pass]] = {}
-        for behind, block in zip(range(first[place] - 1, first[place] - count - 1, -1), blocks, strict=False):
-            again, host_bytes = behind >= 0, 0.0
-            budget = budget_of(layout.budget, place, behind)
-            of_kept = keeps.get((id(block), budget))
-            if of_kept is None:
-                of_kept = keeps[id(block), budget] = block.keeps(kept[budget][name])
-            for size in (block.input, of_kept[0]) if again else ():
-                host_bytes += size if host_bytes + size <= room else 0
+    counts, level, room = block_counts(config), layout.level, layout.buffer_bytes
+    first = layout.remat or (0,) * len(counts)
+    outputs = {} if level in ("none", "full") else saved_outputs(config, level, layout.tensor)
+    counted = [count_blocks(config, batch, layout.unrecomputed), count_blocks(config, batch, layout)]
+    both, placed = zip(*(of.blocks for of in counted), strict=True), []
+    alike: dict[tuple[Any, ...], Placed] = {}
+    for blocks, count, num in zip(counts, counts.values(), first, strict=True):
+        for place, pair in zip(range(count), both, strict=False):
+            has_level = place < num and level != "none"
+            block, host_bytes = pair[has_level], 0.0
+            if not has_level:
+                pieces, again = [block.saved], NOTHING_AGAIN
+            elif isinstance(level, float):
+                pieces, again = [block.saved], block.again
+            elif level == "full":
+                pieces, again = [block.input], block.forward
+            else:
+                num_bytes, again = block.selective(outputs[blocks])
+                pieces = [block.input, num_bytes]
+            for piece in pieces if has_level else ():
+                host_bytes += piece if host_bytes + piece <= room else 0
             room -= host_bytes
-            if (key := (id(block), again, host_bytes, budget)) not in alike:
-                alike[key] = Placed(block, again, *of_kept, host_bytes)
+            key = id(block), has_level, host_bytes
+            if key not in alike:
+                recomputed = has_level and not isinstance(level, float)
+                alike[key] = Placed(block, recomputed, sum(pieces), again, host_bytes)
             placed.append(alike[key])
     return placed

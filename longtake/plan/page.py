@@ -16,8 +16,8 @@ from longtake.plan.report import (
     batches_words,
     head_words,
     is_endless,
-    kept_words,
     layout_words,
+    level_words,
     priced_steps,
     probe_head,
     probe_row,
@@ -43,7 +43,7 @@ def write_html(path: Path, plan: RunPlan, name: str, probed: Sequence[Probed] = 
         html("<p>The run: {}.</p>", stage_words(plan, price)),
         *_changes(plan),
         html("<h2>Memory and time</h2>{}", _entries(plan)),
-        *(html('<p class="note">{}</p>', words) for words in (kept_words(plan),) if words),
+        *(html('<p class="note">{}</p>', words) for words in (level_words(plan),) if words),
         html("<h2>Clips</h2>{}", clips),
         html('<h2>Assumptions</h2><p class="note">{}.</p>', assumed_words(plan)),
     ]

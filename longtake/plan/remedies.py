@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,7 +10,7 @@ from operator import mul
 
 from longtake.contracts import UserError
 from longtake.models import block_counts
-from longtake.parallel import INPUTS, level_name
+from longtake.parallel import NAMED_LEVELS, counts_setting, level_setting
 from longtake.parallel.config import divisors
 from longtake.plan.blocks import count_blocks
 from longtake.plan.layout import EIGHT_BIT_BYTES, Layout, Upkeep
@@ -22,7 +21,6 @@ from longtake.plan.run import EntryPlan, RunPlan
 from longtake.plan.speed import update_seconds
 from longtake.plan.work import Work
 
-_BUDGETS = (*(tenths / 10 for tenths in range(10, -1, -1)), INPUTS)
 _GIB = 2**30
 
 
@@ -103,10 +101,10 @@ def _changes(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
     if any(_fits(plan.work, changed, plan.machine, worst) for _, changed in single):
         return
     everything = _all_blocks(plan)
-    most = replace(layout, remat=everything, budget=INPUTS, zero=3, shard=layout.data_ranks, replicate=1)
+    most = replace(layout, remat=everything, level="full", zero=3, shard=layout.data_ranks, replicate=1)
     words = f"model.grad_ckpt_settings = {everything}"
-    if layout.budget not in (INPUTS, "auto"):
-        words += f" with {_budget_words(INPUTS)}"
+    if layout.level not in ("full", "auto"):
+        words += f" with {level_setting('full')}"
     if layout.zero == 2:
         words += " with parallel.zero = 3"
     if layout.replicate > 1:
@@ -125,11 +123,11 @@ def _changes(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
 def _single_changes(plan: RunPlan, worst: tuple[EntryPlan, ...]) -> Iterator[tuple[str, Layout]]:
     layout = plan.layout
     for counts in _remat_counts(plan):
-        changed = replace(layout, remat=counts)
+        changed = replace(layout, remat=counts, level="selective" if layout.level == "none" else layout.level)
         if _fits(plan.work, changed, plan.machine, worst):
-            yield f"model.grad_ckpt_settings = {counts}", changed
+            yield counts_setting(plan.work.model, counts), changed
             break
-    yield from _budgets(plan)
+    yield from _levels(plan)
     yield from _stored_inputs(plan, layout, "")
     for name, upkeep in _lighter_upkeep(layout):
         yield name, replace(layout, upkeep=upkeep)
@@ -145,26 +143,20 @@ def _single_changes(plan: RunPlan, worst: tuple[EntryPlan, ...]) -> Iterator[tup
     yield from _more_gpus(plan, layout)
 
 
-def _budgets(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
-    """All blocks recomputed, and the largest budget of what they keep that fits."""
+def _levels(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
+    """All blocks recomputed, at the cheapest level that fits."""
     everything = _all_blocks(plan)
-    is_set = all(own >= count for own, count in zip(_recomputed(plan), everything, strict=True))
-    for budget in _BUDGETS:
-        changed = replace(plan.layout, remat=everything, budget=budget)
-        is_less = plan.layout.budget == "auto" or budget < plan.layout.budget
-        if (not is_set or is_less) and _fits(plan.work, changed, plan.machine, plan.misfits):
-            words = _budget_words(budget)
-            yield words if is_set else f"model.grad_ckpt_settings = {everything} with {words}", changed
+    has_all = _recomputed(plan) == everything
+    for level in NAMED_LEVELS[1:]:
+        changed = replace(plan.layout, remat=everything, level=level)
+        if changed != plan.layout and _fits(plan.work, changed, plan.machine, plan.misfits):
+            words = level_setting(level)
+            yield words if has_all else f"model.grad_ckpt_settings = {everything} with {words}", changed
             return
 
 
-def _budget_words(budget: float) -> str:
-    name = level_name(budget)
-    return f"model.grad_ckpt_budget = {json.dumps(name) if isinstance(name, str) else format(name, 'g')}"
-
-
 def _stored_inputs(plan: RunPlan, layout: Layout, words: str) -> Iterator[tuple[str, Layout]]:
-    """What recomputed blocks keep in the host's memory: the fewest GiB, in quarters of all, that suffice."""
+    """What recomputed blocks save in the host's memory: the fewest GiB, in quarters of all, that suffice."""
     most = 0
     for entry in plan.misfits:
         own = layout.at_degree(plan.work.degree(entry.bucket, layout))

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from longtake.config import literal
 from longtake.models import block_counts
 from longtake.pages import duration, money, number
-from longtake.parallel import INPUTS, budget_json, budgets_words, level_words, levels_of, list_name
-from longtake.plan.blocks import kept_by_lists
+from longtake.parallel import level_text, levels_text
 from longtake.plan.failures import failures_json
 from longtake.plan.layout import FP32
 from longtake.plan.machine import Machine
@@ -40,7 +39,7 @@ def plan_json(plan: RunPlan, probed: Sequence[Probed] = (), validation: dict[str
             "tensor": layout.tensor,
             "zero": layout.zero,
             "remat": list(layout.remat) or [0] * len(block_counts(plan.work.model)),
-            "remat_budget": budget_json(layout.budget),
+            "recompute": layout.level,
             "remat_buffer_bytes": layout.buffer_bytes,
             "offload": layout.offload,
             "micro_batches": layout.micro_batches,
@@ -84,7 +83,7 @@ def _entry_json(entry: EntryPlan) -> dict[str, Any]:
         "ratio": entry.bucket.ratio,
         "shape": list(entry.bucket.shape),
         "tokens": entry.tokens,
-        "remat_budget": budget_json(entry.budget),
+        "recompute": entry.level,
         "batch_size": entry.bucket.batch_size,
         "sequence": entry.sequence,
         "slot_size": entry.slot_size,
@@ -180,22 +179,14 @@ def layout_words(plan: RunPlan) -> str:
     if plan.degrees_differ:
         parts.append(f"{layout.sequence} / sequence micro-batches of a bucket side by side")
     lists = block_counts(work.model)
-    firsts = zip(layout.remat or (0,) * len(lists), lists.items(), strict=True)
-    counts = [f"{min(first, count)} {list_name(name)}".strip() for first, (name, count) in firsts]
-    parts += [f"zero {layout.zero}", f"remat {' + '.join(counts)} blocks"]
-    if any(layout.remat) and layout.budget == "auto":
-        levels = levels_of(entry.budget for entry in plan.entries)
-        ends = dict.fromkeys(map(level_words, (levels[0], levels[-1])))
-        parts.append(f"budget auto keeps {' to '.join(ends)}")
-    elif any(layout.remat) and layout.budget != INPUTS:
-        kept = kept_by_lists(work.model, layout.budget, layout.tensor)
-        of_lists = {list_name(name): str(of) or "nothing" for name, of in kept.items()}
-        words = "; ".join(f"{name}: {of}".removeprefix(": ") for name, of in of_lists.items())
-        alike = next(iter(of_lists.values())) if len(set(of_lists.values())) == 1 else words
-        parts.append(f"budget {layout.budget:g} keeps {alike}")
+    firsts = zip(layout.remat or (0,) * len(lists), lists, strict=True)
+    counts = [f"{first} {name.removesuffix('blocks').rstrip('_')}".strip() for first, name in firsts]
+    parts += [f"zero {layout.zero}", f"recomputed {' + '.join(counts)} blocks"]
+    if any(layout.remat):
+        levels = dict.fromkeys(level_text(entry.level) for entry in plan.entries)
+        parts[-1] += f" at {'auto: ' if layout.level == 'auto' else ''}{' or '.join(levels)}"
     if layout.buffer_bytes:
-        also = "" if layout.budget == INPUTS else " and what they keep"
-        parts.append(f"inputs of recomputed blocks{also} in {gib(layout.buffer_bytes)} of host memory")
+        parts.append(f"what these save in {gib(layout.buffer_bytes)} of host memory")
     if layout.offload:
         parts.append("weights and optimizer in host memory")
     parts += _upkeep_words(plan)
@@ -203,12 +194,11 @@ def layout_words(plan: RunPlan) -> str:
     return ", ".join(parts)
 
 
-def kept_words(plan: RunPlan) -> str | None:
-    """Which entry has which budget, where that is left to the plan and any keeps more than inputs."""
-    budgets = {entry.name: entry.budget for entry in plan.entries}
-    if plan.layout.budget != "auto" or levels_of(budgets.values())[-1:] == [INPUTS]:
+def level_words(plan: RunPlan) -> str | None:
+    """The entries of each level, where it is left to the plan and they differ."""
+    if len({entry.level for entry in plan.entries}) == 1:
         return None
-    return budgets_words(budgets, [*block_counts(plan.work.model)])
+    return levels_text({entry.name: entry.level for entry in plan.entries})
 
 
 def _upkeep_words(plan: RunPlan) -> list[str]:

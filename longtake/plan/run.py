@@ -9,7 +9,7 @@ from typing import Any
 from longtake.buckets import BucketReport, OrderInputs, plan_pass
 from longtake.contracts import Bucket, UserError
 from longtake.data import clip_weights, open_clips, order_columns
-from longtake.parallel import Budget, EntryKey
+from longtake.parallel import EntryKey, Level
 from longtake.plan.batches import balanced_batch, largest_batch, longest_seconds
 from longtake.plan.layout import FP32, Layout
 from longtake.plan.machine import Machine
@@ -30,7 +30,7 @@ class EntryPlan:
     sequence: int  # peers that share the tokens of a micro-batch of it
     slot_size: int  # micro-batches of it that run side by side in the place of one
     tokens: int  # video tokens of one sample
-    budget: Budget  # of what recomputed blocks keep
+    level: Level  # at which recomputed blocks are
     memory: Memory
     encoding_bytes: int  # activations while its micro-batch is encoded
     time: MicroBatchTime
@@ -168,7 +168,7 @@ def forecast_run(
                 sequence=work.degree(bucket, layout),
                 slot_size=work.slot_size(bucket, layout),
                 tokens=work.tokens(bucket),
-                budget=work.budget(bucket, layout),
+                level=work.level(bucket, layout),
                 memory=work.memory(bucket, layout),
                 encoding_bytes=work.encoding_bytes(bucket, layout),
                 time=work.time(bucket, layout, machine),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from longtake.plan.blocks import Blocks, Pass, count_blocks
 from longtake.plan.layout import FP32, Layout, MicroBatch
 from longtake.plan.machine import Machine
-from longtake.plan.memory import placed_blocks
+from longtake.plan.memory import NOTHING_AGAIN, placed_blocks
 from longtake.plan.parameters import Weights, weights_of
 
 
@@ -60,13 +60,13 @@ def forecast_time(
     """The time of a micro-batch, forward and backward."""
     counted, rates, links = count_blocks(config, batch, layout), machine.rates, _links(layout, machine)
     forward, backward = counted.beside, counted.beside.plus(counted.beside)
-    again, exchange, stored = Pass(0, 0, 0, 0), 0.0, 0.0
+    again, exchange, stored = NOTHING_AGAIN, 0.0, 0.0
     placed = placed_blocks(config, batch, layout)
     count_of = Counter(map(id, placed))
     for one in {id(one): one for one in placed}.values():
-        block, count, forwards = one.block, count_of[id(one)], 2 if one.again else 1
+        block, count, forwards = one.block, count_of[id(one)], 2 if one.recomputed else 1
         forward, backward = forward.plus(block.forward, count), backward.plus(block.backward, count)
-        again = again.plus(one.left, count * one.again)
+        again = again.plus(one.again, count)
         exchange += count * sum((forwards * there + back) / links[axis] for axis, (there, back) in block.sent.items())
         stored += 2 * count * one.host_bytes
     parts = _compute(config, (forward, backward, again), layout, machine)

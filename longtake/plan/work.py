@@ -13,16 +13,16 @@ from longtake.contracts import Bucket, LatentShape, UserError
 from longtake.encoders import EncodeCost, autoencoder_cost
 from longtake.models import denoiser_class
 from longtake.parallel import (
-    INPUTS,
-    Budget,
+    NAMED_LEVELS,
     EntryKey,
+    Level,
     Mesh,
-    as_level,
     bucket_degrees,
     check_bucket_sequence,
+    check_level,
+    level_and_counts,
     resolve_degrees,
 )
-from longtake.plan.budgets import fill_budget
 from longtake.plan.layout import EIGHT_BIT_BYTES, FP32, NUMBER_BYTES, Layout, MicroBatch, Upkeep
 from longtake.plan.machine import FORECAST_ERROR, Machine
 from longtake.plan.memory import Memory, forecast_memory
@@ -175,22 +175,24 @@ class Work:
         """Micro-batches of a bucket that the peers of one data rank run side by side."""
         return layout.sequence // self.degree(bucket, layout)
 
-    def budget(self, bucket: Bucket, layout: Layout, batch: int | None = None) -> Budget:
-        """What recomputed blocks keep of a micro-batch of this bucket; where "auto", the most that fits even where the
-        forecast is off by `FORECAST_ERROR`."""
-        if layout.budget != "auto":
-            return layout.budget
-        if not any(layout.remat):
-            return INPUTS
+    def level(self, bucket: Bucket, layout: Layout, batch: int | None = None) -> Level:
+        """The level at which blocks of a micro-batch of this bucket are recomputed; where "auto", the cheapest that
+        fits even where the forecast is off by `FORECAST_ERROR`."""
+        if layout.level != "auto":
+            return layout.level
 
-        def needed(budget: Budget) -> int:
-            return self.memory(bucket, replace(layout, budget=budget), batch, error=FORECAST_ERROR).total
+        def choose() -> Level:
+            for level in NAMED_LEVELS[:-1]:
+                memory = self.memory(bucket, replace(layout, level=level), batch, error=FORECAST_ERROR)
+                if memory.total <= layout.room:
+                    return level
+            return NAMED_LEVELS[-1]
 
-        return self._once((bucket, batch, str(layout)), lambda: fill_budget(self.model, layout, needed))
+        return self._once((bucket, batch, str(layout)), choose)
 
     def own_layout(self, bucket: Bucket, layout: Layout, batch: int | None = None) -> Layout:
         """The layout as a micro-batch of this bucket sees it."""
-        return replace(layout.at_degree(self.degree(bucket, layout)), budget=self.budget(bucket, layout, batch))
+        return replace(layout.at_degree(self.degree(bucket, layout)), level=self.level(bucket, layout, batch))
 
     def memory(
         self, bucket: Bucket, layout: Layout, batch: int | None = None, encodes: bool = True, error: float = 0.0
@@ -269,6 +271,8 @@ def read_layout(config: RunConfig, gpus: int, gpus_per_node: int, device: str = 
     check_bucket_sequence(config.parallel, sequence)
     compiled = config.compiles_on(device)
     check_float8(config.precision, tensor, eager=device == "cuda" and not compiled)
+    level, recomputed = level_and_counts(config.model)
+    check_level(level, compiled, sequence * tensor)
     ranks = replicate * shard
     return Layout(
         replicate=replicate,
@@ -276,13 +280,13 @@ def read_layout(config: RunConfig, gpus: int, gpus_per_node: int, device: str = 
         sequence=sequence,
         tensor=tensor,
         zero=config.parallel.zero,
-        remat=config.model.grad_ckpt_settings or (),
+        remat=recomputed,
         ema=config.ema_decay is not None,
         compute_bytes=NUMBER_BYTES[config.dtype],
         reduce_bytes=NUMBER_BYTES[config.parallel.reduce_dtype],
         prefetch=max(1, config.parallel.backward_prefetch),
         offload=config.parallel.cpu_offload,
-        budget=as_level(config.model.grad_ckpt_budget),
+        level=level,
         buffer_bytes=config.model.grad_ckpt_buffer_size,
         compiled=compiled,
         float8=config.precision == "fp8",

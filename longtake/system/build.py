@@ -45,7 +45,7 @@ class System:
     notes: tuple[str, ...] = ()  # what the user should know of the weights it starts from, one line each
     frozen_source: str | None = None  # the file that all parameters that are not trained are from; None: there is none
     offloaded_weights: parallel.OffloadedWeights | None = None  # the denoiser's, where they are offloaded between uses
-    mode: parallel.BlockMode = field(default_factory=parallel.BlockMode)  # of the denoiser's blocks
+    level: parallel.CurrentLevel = field(default_factory=parallel.CurrentLevel)  # of the denoiser's blocks
 
     def frozen(self) -> dict[str, Tensor]:
         """The denoiser's parameters that are not trained, by the names they have in a checkpoint."""
@@ -193,7 +193,7 @@ class System:
 
     def use(self, bucket: Bucket) -> None:
         """Prepares the denoiser's blocks for training on a micro-batch of `bucket`."""
-        self.mode.use(bucket)
+        self.level.use(bucket)
 
     def flops(self, pixels: tuple[int, int, int]) -> int:
         """Forward FLOPs of the denoiser for one sample of `(T, H, W)` pixels (its documented formula)."""
@@ -218,15 +218,15 @@ def build_system(
     stored: EncoderFacts | None = None,
     restored: bool = False,
     kept: CaptionEncoders | None = None,
-    budgets: Mapping[parallel.EntryKey, parallel.Budget] | None = None,
+    levels: Mapping[parallel.EntryKey, parallel.Level] | None = None,
 ) -> System:
     """Builds the model on the meta device, cuts it over the mesh, fills it (from `model.from_pretrained`, else with
     initial values).
 
     `stored`: the encoder facts of a latent store; no encoders are built then. `restored`: a checkpoint will fill what
-    trains. `kept`: text encoders of an earlier system. `budgets`: of entries, where `model.grad_ckpt_budget` is "auto";
-    without them it is "inputs". Files are looked for, and weights compared with the model by names and sizes, before
-    anything that takes minutes.
+    trains. `kept`: text encoders of an earlier system. `levels`: of recomputation, by entry, where the model's is
+    "auto"; without them it is "full". Files are looked for, and weights compared with the model by names and sizes,
+    before anything that takes minutes.
     """
     if world.device.type == "cpu":
         parallel.tune_host(config.cpu_threads)
@@ -240,11 +240,9 @@ def build_system(
         weights = None
         if config.model.from_pretrained:
             weights = world.on_all(lambda: stack.enter_context(open_pretrained(config.model, config.lora)))
-        budget = config.model.grad_ckpt_budget
-        budgets = {} if budgets is None else budgets
-        least = parallel.levels_of(budgets.values())[:1] or [parallel.INPUTS]
-        mode = parallel.BlockMode(budgets, least[0] if budget == "auto" else parallel.as_level(budget))
-        denoiser, adapters, cut, kernels = _cut_denoiser(config, mesh, world, dtype, mode)
+        level, counts = parallel.level_and_counts(config.model)
+        level = parallel.CurrentLevel("full" if level == "auto" else level, levels or {})
+        denoiser, adapters, cut, kernels = _cut_denoiser(config, mesh, world, dtype, level, counts)
         device = torch.device("cpu") if parallel.offloads(mesh) else world.device
         notes, drawn = _fill_denoiser(denoiser, device, config.seed, weights, restored)
     start_adapters(denoiser, adapters)
@@ -266,7 +264,7 @@ def build_system(
         notes=notes,
         frozen_source=None if drawn else config.model.from_pretrained,
         kernels=kernels,
-        mode=mode,
+        level=level,
     )
 
 
@@ -281,7 +279,12 @@ def _be_deterministic() -> None:
 
 
 def _cut_denoiser(
-    config: SystemConfig, mesh: parallel.Mesh, world: parallel.World, dtype: torch.dtype, mode: parallel.BlockMode
+    config: SystemConfig,
+    mesh: parallel.Mesh,
+    world: parallel.World,
+    dtype: torch.dtype,
+    level: parallel.CurrentLevel,
+    recomputed: Sequence[int],
 ) -> tuple[nn.Module, Adapters, parallel.TokenCut | None, tuple[str, ...]]:
     """The denoiser on the meta device, cut over the mesh; its adapters' first values; how tokens are cut; kernels."""
     with torch.device("meta"):
@@ -291,13 +294,13 @@ def _cut_denoiser(
     check_float8(config.precision, mesh.tensor, eager=world.device.type == "cuda" and not compiled)
     float8 = () if config.precision is None else (use_float8(denoiser, world.device),)
     cut = parallel.cut_model(denoiser, mesh)
-    again = config.model.grad_ckpt_settings or (0,) * len(denoiser.blocks)
+    parallel.check_level(level.level, compiled, mesh.sequence * mesh.tensor)
     attention = models.check_attention(config.model.attention, world.device, dtype, config.model.head_dim)
     room = config.model.grad_ckpt_buffer_size
     store = parallel.BlockStore(room) if room else None
     compiler, said = block_compiler(config, world) if compiled else (None, why)
     kernels = *attention, *float8, *((said,) if said else ())
-    parallel.remat_and_compile(denoiser, again, cut, mode, compiler, store)
+    parallel.recompute_and_compile(denoiser, recomputed, level, cut, compiler, store)
     if config.master_dtype == "bf16":
         for parameter in denoiser.parameters():
             if parameter.requires_grad:  # a frozen one has the dtype it was given

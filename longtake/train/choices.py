@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from longtake.contracts import Bucket
-from longtake.models import block_counts
+from longtake.models import denoiser_class
 from longtake.parallel import (
-    Budget,
     EntryKey,
+    Level,
     World,
-    budget_json,
-    budgets_words,
-    read_budget,
+    level_and_counts,
+    levels_text,
 )
 from longtake.parallel.compile import STATIC_SHAPES
 from longtake.plan.machine import Machine
@@ -69,8 +68,8 @@ def machine_facts(device: torch.device) -> dict[str, str]:
 
 def settle_blocks(
     config: RunConfig, world: World, choices: Choices, say: Callable[[str], None]
-) -> tuple[RunConfig, dict[EntryKey, Budget]]:
-    """The run with `compile` decided, and the budgets of its entries. Collective."""
+) -> tuple[RunConfig, dict[EntryKey, Level]]:
+    """The run with `compile` and `compile_dynamic` decided, and the levels of its entries. Collective."""
     compiled, why = compiles(config, world)
     if why is not None:
         say(why)
@@ -79,7 +78,7 @@ def settle_blocks(
         dynamic, line = has_dynamic_sizes(config)
         say(line)
     config = config.model_copy(update={"compile": compiled, "compile_dynamic": dynamic})
-    return config, choose_budgets(config, world, choices, say)
+    return config, choose_levels(config, world, choices, say)
 
 
 def has_dynamic_sizes(config: RunConfig) -> tuple[bool, str]:
@@ -95,14 +94,13 @@ def has_dynamic_sizes(config: RunConfig) -> tuple[bool, str]:
     return dynamic, f"compile_dynamic = {dynamic}: {count} shapes (batch x tokens) of the bucket table, {rule}"
 
 
-def choose_budgets(
+def choose_levels(
     config: RunConfig, world: World, choices: Choices, say: Callable[[str], None]
-) -> dict[EntryKey, Budget]:
-    """Where `model.grad_ckpt_budget` is "auto", on CUDA: the largest budget of each entry of the bucket table with
-    which a step fits the memory that is free on every GPU now, one for all blocks, or a larger one for the last ones.
-    What compiled blocks keep changes how they round: with `deterministic` they fill the memory that a GPU has, whatever
-    of it is free. Collective."""
-    if config.model.grad_ckpt_budget != "auto" or not config.model.grad_ckpt_settings or world.device.type != "cuda":
+) -> dict[EntryKey, Level]:
+    """Where the level of recomputation is "auto", on CUDA: for each entry of the bucket table the cheapest with which a
+    step fits the memory that is free on every GPU now. The level of compiled blocks changes how they round: with
+    `deterministic` they may fill the memory that a GPU has, whatever of it is free. Collective."""
+    if level_and_counts(config.model)[0] != "auto" or world.device.type != "cuda":
         return {}
     node = world.node_size if world.size % world.node_size == 0 else world.size
     layout = read_layout(config, world.size, node)
@@ -111,22 +109,22 @@ def choose_budgets(
     room = int((whole if repeats else free) * (1 - Machine.headroom))
 
     def choose() -> Found:
-        work, budgets = read_work(config, node), {}
+        work, levels = read_work(config, node), {}
         for bucket in work.entries:
-            budget = work.budget(bucket, replace(layout, room=room))
-            budgets.setdefault(bucket.resolution, {})[str(bucket.num_frames)] = budget_json(budget)
-        return {"budgets": budgets, "room": room}
+            level = work.level(bucket, replace(layout, room=room))
+            levels.setdefault(bucket.resolution, {})[str(bucket.num_frames)] = level
+        return {"levels": levels, "room": room}
 
     encoders = [getattr(config, name) for name in ("ae", *(text.section for text in config.family.texts))]
     sources = config.dataset.stored, config.dataset.latents_missing  # which decide whether there are encoders
     basis = _basis(layout, config.model, config.bucket_rule.buckets, encoders, sources)
-    found = choices.take("kept outputs", choose, basis)
-    budgets = {(name, int(t)): read_budget(of) for name, own in found["budgets"].items() for t, of in own.items()}
-    said = budgets_words({f"{name}/{t}f": of for (name, t), of in budgets.items()}, [*block_counts(config.model)])
-    say(f"{said}, as {found['room'] / 2**30:.1f} GiB allow")
+    found = choices.take("levels", choose, basis)
+    levels = {(name, int(frames)): level for name, own in found["levels"].items() for frames, level in own.items()}
+    text = levels_text({f"{name}/{frames}f": level for (name, frames), level in levels.items()})
+    say(f"{text}, as {found['room'] / 2**30:.1f} GiB allow")
     if repeats and free < room:
-        say(f"kept outputs: for all a GPU has, as deterministic = True asks, though {free / 2**30:.1f} GiB are free")
-    return budgets
+        say(f"levels: for all a GPU has, as deterministic = True asks, though {free / 2**30:.1f} GiB are free")
+    return levels
 
 
 def _basis(*facts: object) -> str:

@@ -228,10 +228,10 @@ class RunLaunch:
 
     def build(self, mesh: Mesh, data: RunData, place: RunFolder, choices: Choices) -> System:
         """The model with its first weights (not those of a checkpoint)."""
-        config, budgets = settle_blocks(self.config, self.world, choices, self.say_once)
+        config, levels = settle_blocks(self.config, self.world, choices, self.say_once)
         latents, own = data.latents, place.checkpoint is not None and place.elsewhere is None
         facts_of_encoders = None if latents is None else latents.facts
-        system = build_system(config, mesh, self.world, facts_of_encoders, restored=own, budgets=budgets)
+        system = build_system(config, mesh, self.world, facts_of_encoders, restored=own, levels=levels)
         if latents is not None and system.encoders is not None:
             latents.refuse_other_weights(system.encoders, self.world)
         return system

@@ -33,7 +33,7 @@ ACTS = [  # flags, place in the run, value there
     ("--max_train_steps=30000 --num_train_epochs 3", "epochs", 10**9),
     ("--gradient_accumulation_steps 2", "accumulation_steps", 2),
     ("--gradient_checkpointing", "model.grad_ckpt_settings", (1000,)),
-    ("--gradient_checkpointing", "model.grad_ckpt_budget", "inputs"),
+    ("--gradient_checkpointing", "model.recompute", "full"),
     ("--learning_rate 2e-5", "lr", 2e-5),
     ("--scale_lr --train_batch_size 2 --gradient_accumulation_steps 3 --learning_rate 1e-5", "lr", 6e-5),
     ("--lr_scheduler constant_with_warmup --lr_warmup_steps 10", "optim.schedule", ((0, 0.0), (10, 1e-4))),

@@ -19,7 +19,7 @@ def test_a_file_in_the_old_words_is_the_preset_that_says_the_same(tmp_path: Path
     config, heard = training(write(tmp_path, TRAINING))
     assert (config.parallel.tensor, config.parallel.sequence, config.parallel.sequence_attention) == (1, 4, "ring")
     assert (config.parallel.zero, config.grad_clip, config.optim.lr, config.optim.eps) == (2, 1.0, 5e-5, 1e-15)
-    assert (config.model.grad_ckpt_settings, config.model.grad_ckpt_budget) == ((100, 100), "inputs")
+    assert (config.model.grad_ckpt_settings, config.model.recompute) == ((100, 100), "full")
     assert config.model.grad_ckpt_buffer_size == 50 * 2**30
     assert "53,687,091,200 bytes" in heard.of("grad_ckpt_buffer_size")
     preset, said = training(PRESET)
@@ -56,7 +56,7 @@ def test_every_word_that_is_not_needed_is_answered_with_one_line(tmp_path: Path)
         (("--grad_ckpt_buffer_size", "1000", "--dtype", "fp32"), "model.grad_ckpt_buffer_size", 4000),
         (("--model.grad_ckpt_buffer_size", "1000"), "model.grad_ckpt_buffer_size", 1000),
         (("--grad_checkpoint", "False"), "model.grad_ckpt_settings", None),
-        (("--model.grad_ckpt_budget", "0"), "model.grad_ckpt_budget", "attention"),
+        (("--model.recompute", "selective"), "model.recompute", "selective"),
         (("--sigma_min", "1e-3"), "objective.sigma_min", 1e-3),
         (("--plugin_config.sp_size", "2"), "parallel.sequence", 2),
         (("--plugin_config.sequence_parallelism_mode", "all_to_all"), "parallel.sequence_attention", "ulysses"),

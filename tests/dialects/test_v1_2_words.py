@@ -159,7 +159,7 @@ def test_a_file_in_the_old_keys_says_what_the_preset_says(name: str, tmp_path: P
     assert config.optim.weight_decay == wanted.optim.weight_decay
     for step in (0, 1, 200, 399, 400, 600, 800, 1200):
         assert learning_rate(config, step) == pytest.approx(learning_rate(wanted, step), rel=1e-12)
-    own = {"from_pretrained": "PixArt.pth", "strict_load": False, "grad_ckpt_budget": "inputs"}
+    own = {"from_pretrained": "PixArt.pth", "strict_load": False, "recompute": "full"}
     assert config.model == wanted.model.model_copy(update=own)
 
 

@@ -46,9 +46,8 @@ def test_without_a_compiler_blocks_stay_eager_with_a_line(world: World, monkeypa
 
     monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none_there)
     said: list[str] = []
-    flags = ["--tiny", "--device", "cpu", "--compile", "--model.grad_ckpt_budget", "0.5"]
-    flags += ["--model.grad_ckpt_settings", "(1, 1)"]
+    flags = ["--tiny", "--device", "cpu", "--compile", "--model.recompute", "0.5"]
     system = open_system(resolve_source(str(PRESET), flags), world, said.append)
-    assert (system.config.compile, system.config.model.grad_ckpt_budget) == (False, "inputs")
+    assert (system.config.compile, system.config.model.recompute) == (False, "none")
     assert not any(line.startswith("compiled") for line in system.kernels)
     assert said[0].startswith("not compiled: no C++ compiler was found; apt-get install g++")

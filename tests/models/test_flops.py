@@ -7,8 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.models import MMDiT, MMDiTConfig, build_denoiser
-from longtake.parallel import remat_blocks
 from tests.models.golden import random_inputs
+from tests.parallel.blocks import set_blocks
 
 FULL_WIDTH = MMDiTConfig(depth=2, depth_single_blocks=3, attention="math")
 SIZE, TEXT, BATCH = (5, 16, 24), 64, 2
@@ -18,7 +18,7 @@ def counted(config: MMDiTConfig, remat: tuple[int, int] = (0, 0), backward: bool
     """FLOPs that torch counts over a forward, and the backward of it, of a model that is never allocated."""
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         model = build_denoiser(config)
-        remat_blocks(model, remat)
+        set_blocks(model, "full", remat)
         prediction = model(*random_inputs(config, SIZE, batch=BATCH, text_tokens=TEXT))
         if backward:
             prediction.sum().backward()

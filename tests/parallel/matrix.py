@@ -51,7 +51,9 @@ MMDIT: Table = {
         "shard 2, dora on int8": Case({}, lora={**DORA, "base": "int8"}, remat=(0, 2)),
         "replicate 2, lora on int8": Case({"replicate": 2}, lora={**LORA, "base": "int8"}, micro=(0, 1)),
         "tensor 2, lora": Case({"tensor": 2}, lora=LORA, remat=(2, 1)),
-        "tensor 2, attention kept": Case({"tensor": 2}, {"attention": "sdpa"}, remat=(2, 2), budget=0.0, micro=(0, 2)),
+        "tensor 2, layers saved": Case(
+            {"tensor": 2}, {"attention": "sdpa"}, remat=(2, 2), level=("linear2", "img_mlp.2"), micro=(0, 2)
+        ),
         "tensor 2, fused, dora": Case({"tensor": 2}, FUSED, lora=DORA),
         "sequence 2, lora on nf4": Case({"sequence": 2}, NF4, lora={**LORA, "base": "nf4"}, remat=(0, 1)),
         "sequence 2": Case({"sequence": 2}),
@@ -98,7 +100,7 @@ DENOISERS: Mapping[str, Way] = {
 OTHER_MIXERS: Mapping[str, Way] = {
     f"TTT-Video, {mixer}": _ttt_video(mixer) for mixer in ("none", "ttt_linear", "large_chunk")
 }
-KERNEL: Way = {"model": {"attention": "sdpa"}}  # what it gives may be kept
+KERNEL: Way = {"model": {"attention": "sdpa"}}  # whose output may be saved
 
 
 def _on_peers(size: int, denoisers: Mapping[str, Way]) -> dict[str, Case]:
@@ -113,10 +115,10 @@ OTHER_FAMILIES: Table = {
     2: {
         **_on_peers(2, DENOISERS),
         **{
-            f"{mesh}: {name}, a budget": _case(
-                PEERS[2][mesh], DENOISERS[name], KERNEL, {"remat": (2, 2), "micro": (0, 2), **how}
+            f"{mesh}: {name}, selective": _case(
+                PEERS[2][mesh], DENOISERS[name], KERNEL, {"remat": (2, 2), "micro": (0, 2), "level": "selective"}
             )
-            for mesh, how in (("sequence 2", {"budget": 0.5}), ("tensor 2", {"budget": 0.0}))
+            for mesh in ("sequence 2", "tensor 2")
             for name in ("CogVideoX-5B-I2V", "STDiT3", "TTT-MLP")
         },
     },
@@ -132,7 +134,7 @@ MIXERS: Table = {2: _on_peers(2, OTHER_MIXERS)}
 
 # Blocks compiled.
 SMALL: Way = {"model": {"depth": 1, "depth_single_blocks": 1, "attention": "sdpa"}}
-WITH_BUDGET: Way = {"compiled": "aot_eager", "remat": (2, 2), "budget": 0.5}
+SELECTIVE: Way = {"compiled": "aot_eager", "remat": (2, 2), "level": "selective"}
 RECOMPUTED: Way = {"compiled": "aot_eager", "remat": (2, 2)}
 ON_FP8: Way = {"lora": {**LORA, "base": "fp8"}, "micro": (0, 1)}
 ONE_SIZE: Mapping[str, Way] = {  # with a graph of its own, as in presets; STDiT3's open sizes take a minute more
@@ -145,13 +147,13 @@ COMPILED: Table = {
         "sequence 2": _case({"sequence": 2}, SMALL, {"compiled": "aot_eager", "micro": (1,)}),
         "tensor 2, remat": _case({"tensor": 2}, SMALL, RECOMPUTED, {"micro": (0, 4)}),
         "shard 2, lora on fp8": _case({}, SMALL, ON_FP8, {"compiled": "aot_eager", "static": True}),
-        "shard 2, lora on fp8, a budget": _case({}, SMALL, WITH_BUDGET, ON_FP8),
-        "sequence 2, ring, dora, a budget": _case(
-            {"sequence": 2, **RING}, SMALL, WITH_BUDGET, {"lora": DORA, "micro": (0,)}
+        "shard 2, lora on fp8, selective": _case({}, SMALL, SELECTIVE, ON_FP8),
+        "sequence 2, ring, dora, selective": _case(
+            {"sequence": 2, **RING}, SMALL, SELECTIVE, {"lora": DORA, "micro": (0,)}
         ),
-        "tensor 2, lora, a budget": _case({"tensor": 2}, SMALL, WITH_BUDGET, {"lora": LORA, "micro": (1,)}),
+        "tensor 2, lora, selective": _case({"tensor": 2}, SMALL, SELECTIVE, {"lora": LORA, "micro": (1,)}),
         **{
-            f"{mesh}: {name}, a budget": _case(degrees, KERNEL, WITH_BUDGET, of)
+            f"{mesh}: {name}, selective": _case(degrees, KERNEL, SELECTIVE, of)
             for mesh, degrees in PEERS[2].items()
             for name, of in ONE_SIZE.items()
         },
@@ -186,19 +188,19 @@ FROZEN = (
 def _ways(long: int, short: int) -> Mapping[str, Way]:
     """As many micro-batches for every data rank; compiled are two of these numbers, the long one for all peers."""
     compiled = {"compiled": "aot_eager", "micro": (long, short, short, long)}
-    keeps = {**compiled, **WITH_BUDGET, **KERNEL}
+    keeps = {**compiled, **SELECTIVE, **KERNEL}
     return {
         "plain": {},
         "every block recomputed": {"remat": (2, 2)},
         "blocks compiled": compiled,
         "blocks compiled and recomputed": {**compiled, "remat": (2, 2)},
-        "blocks compiled, a budget": keeps,
+        "blocks compiled, selective": keeps,
         "parts frozen": {"frozen": FROZEN},
         "parts frozen, blocks recomputed": {"frozen": FROZEN, "remat": (1, 2)},
         "three micro-batches a rank": {"micro": (0, 1, 2, 3) * 3},
         "adapters": {"lora": LORA},
         "adapters, blocks recomputed": {"lora": LORA, "remat": (2, 2)},
-        "adapters, blocks compiled, a budget": {**keeps, "lora": LORA},
+        "adapters, blocks compiled, selective": {**keeps, "lora": LORA},
     }
 
 

@@ -15,19 +15,18 @@ from torch.distributed.tensor import DTensor
 
 from longtake.models import LoraConfig, MMDiTConfig, adapt, build_denoiser
 from longtake.parallel import (
-    INPUTS,
     BlockCompiler,
-    BlockMode,
+    CurrentLevel,
+    Level,
     Mesh,
     ParallelConfig,
     TokenCut,
     World,
-    choose_kept,
     cut_model,
     initialise_sharded,
     local_tensor,
     own_part,
-    remat_and_compile,
+    recompute_and_compile,
     shard_model,
 )
 from longtake.system.float8 import use_float8
@@ -52,7 +51,7 @@ class Case:
     family: type = MMDiTConfig  # of `FAMILIES`
     micro: tuple[int, ...] = (0, 1, 2, 3)  # micro-batches of the step
     remat: tuple[int, ...] | None = None  # how many first blocks of each list are recomputed, at most all
-    budget: float = INPUTS  # of what recomputed blocks keep
+    level: Level = "full"  # of these
     frozen: tuple[str, ...] = ()  # parameters whose names hold one of these are not trained
     by_blocks: bool = True  # each block gathered by itself
     compiled: str | None = None  # the compiler's backend
@@ -146,13 +145,8 @@ def _prepare_blocks(model: nn.Module, case: Case, cut: TokenCut | None) -> Calla
     """Recomputes and compiles blocks; says after the step what was."""
     lists = [model.get_submodule(name) for name in model.blocks]
     counts = [0] * len(lists) if case.remat is None else list(map(min, case.remat, map(len, lists)))
-    if case.budget != INPUTS:
-        tensor = 1 if cut is None else cut.peers.tensor
-        kept = [choose_kept(model, name, case.budget, tensor) for name in model.blocks]
-        assert all(one.attention and (one.products or not case.budget) for one in kept), kept
-    mode = BlockMode(budget=case.budget)
     compiler = None if case.compiled is None else BlockCompiler(not case.static, backend=case.compiled)
-    remat_and_compile(model, counts, cut, mode, compiler)
+    recompute_and_compile(model, counts, CurrentLevel(case.level), cut, compiler)
     if compiler is None:
         return dict
     return lambda: compiler.variants

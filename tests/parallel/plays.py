@@ -18,10 +18,10 @@ from longtake.parallel import (
     World,
     cut_model,
     initialise_sharded,
-    remat_blocks,
     shard_model,
 )
 from tests.models.initialised import initialise
+from tests.parallel.blocks import set_blocks
 from tests.parallel.one_step import whole
 from tests.parallel.tiny import micro_loss, tiny
 from tests.ranks import Facts
@@ -77,7 +77,7 @@ def cut_and_sharded(world: World, **parallel: Any) -> tuple[MMDiT, Mesh, TokenCu
     with torch.device("meta"):
         model = MMDiT(tiny())
     cut = cut_model(model, mesh)
-    remat_blocks(model, (2, 2), cut)
+    set_blocks(model, "full", cut=cut)
     shard_model(model, mesh, torch.float32)
     initialise_sharded(model, torch.device("cpu"), 3)
     return model, mesh, cut

@@ -1,4 +1,4 @@
-"""Recomputed blocks of every family run attention once, unless they keep their inputs alone; gradients are the same."""
+"""Selective blocks of every family run attention once, and full ones twice; gradients are the same."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from torch.utils._pytree import tree_map_only
 
 from longtake.contracts import Conditions
 from longtake.models import attention_kernels, build_denoiser, example_conditions
-from longtake.parallel import INPUTS, BlockCompiler, kept_as, remat_blocks
+from longtake.parallel import BlockCompiler, Level, saved_as
+from tests.parallel.blocks import set_blocks
 from tests.plan.test_blocks import FAMILIES
 from tests.precision import within
 
 
 class Attentions(TorchDispatchMode):
-    """Counts what gives an output that recomputed blocks keep as that of attention."""
+    """Counts operations whose output selective blocks save as that of attention."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ran = Counter[str]()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ran[operation.name()] += kept_as(operation, args) == "attention"
+        self.ran[operation.name()] += saved_as(operation, args) == "attention"
         return operation(*args, **(kwargs or {}))
 
 
-def built(family: str, budget: float | None, dtype: torch.dtype, attention: str) -> nn.Module:
+def built(
+    family: str, level: Level, dtype: torch.dtype, attention: str, compiler: BlockCompiler | None = None
+) -> nn.Module:
     torch.manual_seed(0)
     model = build_denoiser(FAMILIES[family].model_copy(update={"attention": attention}))
     for p in model.parameters():
         nn.init.normal_(p, std=0.2)
-    if budget is not None:
-        remat_blocks(model, [len(model.get_submodule(name)) for name in model.blocks], budget=budget)
+    set_blocks(model, level, compiler=compiler)
     return model.to(dtype)
 
 
@@ -53,12 +55,11 @@ def gradients(model: nn.Module, family: str, dtype: torch.dtype) -> dict[str, Te
 
 
 def attentions_run(family: str, dtype: torch.dtype = torch.float32, attention: str = "sdpa") -> list[Counter[str]]:
-    """What ran in a forward and a backward where nothing is recomputed; where all blocks are, with attention kept and
-    with inputs alone. Gradients are compared."""
+    """What ran in a forward and a backward at each level. Gradients are compared."""
     found, ran = [], []
-    for budget in (None, 0.0, INPUTS):
+    for level in ("none", "selective", "full"):
         with Attentions() as attentions:
-            found.append(gradients(built(family, budget, dtype, attention), family, dtype))
+            found.append(gradients(built(family, level, dtype, attention), family, dtype))
         ran.append(+attentions.ran)
     for again in found[1:]:
         assert again.keys() == found[0].keys()
@@ -69,10 +70,10 @@ def attentions_run(family: str, dtype: torch.dtype = torch.float32, attention: s
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attention_runs_once_and_gradients_are_the_same(family: str, dtype: torch.dtype) -> None:
-    without, kept, inputs = attentions_run(family, dtype)
+    without, selective, full = attentions_run(family, dtype)
     assert without.total() > 0
-    assert kept == without
-    assert inputs == without + without
+    assert selective == without
+    assert full == without + without
 
 
 @pytest.mark.slow
@@ -86,11 +87,11 @@ def test_compiled_blocks_run_it_once_too(family: str, monkeypatch: pytest.Monkey
         return attention_kernels.attend(*args)
 
     monkeypatch.setattr("longtake.models.attention_op.attend", attend)
-    model = built(family, 0.0, torch.float32, "sdpa")
-    BlockCompiler(dynamic=False, backend="aot_eager").compile(model)
+    compiler = BlockCompiler(dynamic=False, backend="aot_eager")
+    model = built(family, "selective", torch.float32, "sdpa", compiler)
     found = gradients(model, family, torch.float32)
     of_compiled = len(ran)
-    wanted = gradients(built(family, None, torch.float32, "sdpa"), family, torch.float32)
+    wanted = gradients(built(family, "none", torch.float32, "sdpa"), family, torch.float32)
     assert of_compiled == len(ran) - of_compiled > 0
     largest = max(float(grad.abs().max()) for grad in wanted.values())
     assert within(max(float((found[name] - grad).abs().max()) for name, grad in wanted.items()), 1e-5 * largest)

@@ -8,7 +8,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,15 +21,13 @@ from longtake.contracts import Bucket, UserError
 from longtake.models import MMDiT, MMDiTConfig
 from longtake.parallel import (
     BlockCompiler,
-    BlockMode,
+    CurrentLevel,
+    Level,
     Mesh,
     ParallelConfig,
-    Split,
     World,
-    budget_of,
     cut_model,
     initialise_sharded,
-    remat_blocks,
     shard_model,
     use_compile_cache,
 )
@@ -38,6 +35,7 @@ from longtake.parallel.compile import keep_exchanges_in_order
 from longtake.parallel.exchange import EXCHANGES, CountedGroup, Lengths, gather_tokens
 from tests.models.golden import random_inputs, tiny_config
 from tests.models.initialised import initialise
+from tests.parallel.blocks import set_blocks
 from tests.parallel.one_step import whole
 from tests.precision import within
 from tests.ranks import Facts, on_ranks
@@ -51,14 +49,14 @@ BUCKETS = (((2, 6, 6), 2, 5), ((3, 4, 4), 3, 4), ((1, 10, 2), 4, 7))
 
 
 def built(
-    compiler: BlockCompiler | None = None, remat: tuple[int, int] | None = None, config: MMDiTConfig = CONFIG
+    compiler: BlockCompiler | None = None,
+    remat: tuple[int, int] | None = None,
+    config: MMDiTConfig = CONFIG,
+    level: Level | CurrentLevel = "none",
 ) -> MMDiT:
     model = MMDiT(config)
     initialise(model, 3)
-    if compiler is not None:
-        compiler.compile(model)
-    if remat is not None:
-        remat_blocks(model, remat)
+    set_blocks(model, level, remat, compiler=compiler)
     return model
 
 
@@ -82,7 +80,7 @@ def distance(ours: nn.Module, theirs: nn.Module, bucket: tuple) -> float:
 @pytest.mark.parametrize("remat", [None, (3, 1)])
 def test_one_graph_serves_all_blocks_of_a_kind_and_all_buckets(remat: tuple[int, int] | None) -> None:
     compiler = BlockCompiler(backend="eager")
-    compiled, eager = built(compiler, remat), built()
+    compiled, eager = built(compiler, remat, level="none" if remat is None else "full"), built()
     for bucket in BUCKETS:
         assert within(distance(compiled, eager, bucket), 1e-5)
     assert compiler.variants == {"double_blocks": 1, "single_blocks": 1}
@@ -124,41 +122,23 @@ def test_graphs_beyond_the_limit_of_dynamic_sizes_are_compiled_with_a_warning() 
     assert [sentence.split("; ")[0] for sentence in told] == ["compile_limit = 1: single_blocks of shape (1, 23, 32)"]
 
 
-def use(mode: BlockMode, bucket: tuple) -> tuple:
+def use(current: CurrentLevel, bucket: tuple) -> tuple:
     size, samples, _ = bucket
-    mode.use(Bucket("", size[0], "", size, samples))
+    current.use(Bucket("", size[0], "", size, samples))
     return bucket
 
 
-def test_each_budget_has_a_graph() -> None:
-    mode = BlockMode({("", 2): 0.2, ("", 3): 1.0, ("", 1): 1.0}, 0.2)
-    compiler, eager, model = BlockCompiler(backend="aot_eager"), *(built(config=SINGLE_BLOCKS) for _ in "ab")
-    remat_blocks(model, (0, 2), mode=mode)
-    compiler.compile(model)
+def test_each_level_has_a_graph_and_full_that_of_none() -> None:
+    current = CurrentLevel("none", {("", 2): "selective", ("", 3): "full", ("", 1): "none"})
+    compiler = BlockCompiler(backend="aot_eager")
+    model, eager = built(compiler, config=SINGLE_BLOCKS, level=current), built(config=SINGLE_BLOCKS)
     for bucket in BUCKETS:
-        assert within(distance(model, eager, use(mode, bucket)), 1e-5)
+        assert within(distance(model, eager, use(current, bucket)), 1e-5)
     assert compiler.variants["single_blocks"] == 2
-    with torch.no_grad():  # one for all budgets
-        for size, samples, tokens in map(partial(use, mode), BUCKETS):
+    with torch.no_grad():  # one for all levels
+        for size, samples, tokens in map(partial(use, current), BUCKETS):
             model(*random_inputs(CONFIG, size, batch=samples, text_tokens=tokens))
     assert compiler.variants["single_blocks"] == 3
-
-
-@pytest.mark.slow
-def test_two_budgets_of_a_micro_batch_have_a_graph_each() -> None:
-    mode = BlockMode({("", 2): Split(1.0, 0.2, (0, 1)), ("", 3): 1.0, ("", 1): Split(1.0, 0.2, (0, 0))})
-    compiler, eager, model = BlockCompiler(backend="aot_eager"), *(built(config=SINGLE_BLOCKS) for _ in "ab")
-    remat_blocks(model, (0, 2), mode=mode)
-    compiler.compile(model)
-    ran: list[tuple[int, float]] = []
-    for i, block in enumerate(model.single_blocks):
-        ways = {of: partial(see, ran, (i, of), way) for of, way in block.forward.ways.items()}
-        block.forward = replace(block.forward, ways=ways)
-    for bucket in BUCKETS:
-        ran.clear()
-        assert within(distance(model, eager, use(mode, bucket)), 1e-5)
-        assert ran == [(i, budget_of(mode.budget, 1, 1 - i)) for i in range(2)]
-    assert compiler.variants["single_blocks"] == 2
 
 
 def see(ran: list[Any], what: Any, forward: Callable[..., Any], *args: Any) -> Any:
@@ -182,8 +162,7 @@ def on_peers(world: World, degrees: Mapping[str, int]) -> Facts:
     with torch.device("meta"):
         model = MMDiT(CONFIG)
     cut = cut_model(model, mesh)
-    compiler.compile(model, cut)
-    remat_blocks(model, (1, 1), cut)
+    set_blocks(model, "full", (1, 1), cut, compiler)
     shard_model(model, mesh, torch.float32)
     initialise_sharded(model, torch.device("cpu"), 3)
     alone, alike = built(), ((4, 4, 4), 3, 8)
@@ -211,7 +190,7 @@ def choices_on_peers(world: World) -> Facts:
         with torch.device("meta"):
             model = MMDiT(SINGLE_BLOCKS)
         mesh = Mesh.create(ParallelConfig(sequence=2), world)
-        compiler.compile(model, cut_model(model, mesh))
+        set_blocks(model, cut=cut_model(model, mesh), compiler=compiler)
         initialise_sharded(model, torch.device("cpu"), 3)
         ran: list[str] = []
         for block in model.single_blocks[:1]:
@@ -261,18 +240,17 @@ def test_inductor_keeps_the_order_of_exchanges_whatever_it_fuses() -> None:
 
 def launched(cache: Path, again: int) -> list[int]:
     """Compiles single blocks with the real compiler in a process of its own, and holds them to law 1; `again`: how many
-    are recomputed, beside some outputs that are kept.
+    are recomputed, with some outputs saved.
 
     Returns how many forwards with their backwards it compiled, how many it found, and how many graphs it compiled.
     """
     code = (
         "import torch\n"
-        "from longtake.parallel import BlockCompiler, remat_blocks, use_compile_cache\n"
+        "from longtake.parallel import BlockCompiler, use_compile_cache\n"
         "from tests.parallel.test_compile import BUCKETS, SINGLE_BLOCKS, built, distance\n"
         f"use_compile_cache({str(cache)!r})\n"
-        "model, eager = built(config=SINGLE_BLOCKS), built(config=SINGLE_BLOCKS)\n"
-        f"remat_blocks(model, (0, {again}), budget=0.2)\n"
-        "BlockCompiler().compile(model)\n"
+        f"model = built(BlockCompiler(), (0, {again}), SINGLE_BLOCKS, ('linear2',))\n"
+        "eager = built(config=SINGLE_BLOCKS)\n"
         "assert max(distance(model, eager, bucket) for bucket in BUCKETS[:2]) <= 1e-5\n"
         "pairs, graphs = (torch._dynamo.utils.counters[kind] for kind in ('aot_autograd', 'inductor'))\n"
         "print(pairs['autograd_cache_miss'], pairs['autograd_cache_hit'], graphs['fxgraph_cache_miss'])\n"
@@ -303,30 +281,28 @@ def test_code_that_was_compiled_beside_another_version_is_not_found(
     with torch.compiler.config.patch(cache_key_tag=""):
         for backward in ("2 * grad", "3 * grad", "2 * grad"):
             (tmp_path / "models" / "operator.py").write_text(backward)
-            BlockCompiler(backend="eager").compile(MMDiT(SINGLE_BLOCKS))
+            set_blocks(MMDiT(SINGLE_BLOCKS), compiler=BlockCompiler(backend="eager"))
             tags.append(torch.compiler.config.cache_key_tag)
     assert tags[0] == tags[2] != tags[1]
 
 
-def test_the_compiler_knows_what_recomputed_blocks_keep_by_the_same_words_in_every_process() -> None:
-    """Without such words it keeps nothing of a block whose outputs are kept, and traces it in every launch."""
-    config = tiny_config(depth=0, depth_single_blocks=1)
-    words = []
-    for budget in (0.2, 1.0, 0.2):
-        remat_blocks(model := MMDiT(config), (0, 1), budget=budget)
-        words.append(model.single_blocks[0].forward.args[1].cache_hash)
-    assert words[0] == words[2] != words[1]
-    assert " at 0x" not in "".join(words)
+def contexts_of(level: Level, cut: Any = None) -> Any:
+    """What selective recomputation of a single block hands to the compiler."""
+    set_blocks(model := MMDiT(tiny_config(depth=0, depth_single_blocks=1)), level, cut=cut)
+    return model.single_blocks[0].forward.by_level[level].args[1]
+
+
+def test_the_compiler_knows_what_selective_blocks_save_by_the_same_words_in_every_process() -> None:
+    """Without such words it keeps nothing of a block whose outputs are saved, and traces it in every launch."""
+    hashes = [contexts_of(level).cache_hash for level in (("linear2",), "selective", ("linear2",))]
+    assert hashes[0] == hashes[2] != hashes[1]
+    assert " at 0x" not in "".join(hashes)
 
 
 def test_the_compiler_knows_blocks_of_peers_by_the_same_words_whatever_their_groups_are() -> None:
     """Else each launch of peers would trace them again: a group of ranks is written with its place in memory."""
-    config = tiny_config(depth=0, depth_single_blocks=1)
-    words = set()
-    for group in (object(), lambda: None):
-        remat_blocks(model := MMDiT(config), (0, 1), SimpleNamespace(peers=SimpleNamespace(tensor=1), group=group), 0.2)
-        words.add(pickle.dumps(model.single_blocks[0].forward.args[1].args))
-    assert len(words) == 1
+    cuts = [SimpleNamespace(peers=SimpleNamespace(tensor=1), group=group) for group in (object(), lambda: None)]
+    assert len({pickle.dumps(contexts_of("selective", cut).args) for cut in cuts}) == 1
 
 
 def test_the_cache_folder_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,25 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from longtake.models import LoraConfig, build_denoiser, denoiser_class, example_conditions
-from longtake.parallel import (
-    INPUTS,
-    BlockCompiler,
-    Budget,
-    Mesh,
-    ParallelConfig,
-    Split,
-    TokenCut,
-    World,
-    cut_model,
-    remat_blocks,
-)
-from longtake.parallel.remat import tensors_in
+from longtake.parallel import BlockCompiler, Level, Mesh, ParallelConfig, TokenCut, World, cut_model
+from longtake.parallel.offload import tensors_in
 from longtake.plan import Layout, MicroBatch, Upkeep, trace_cache
 from longtake.plan.memory import placed_blocks
 from longtake.plan.parameters import block_names
 from longtake.plan.trace_cache import traced_before
 from longtake.system import SystemConfig
 from longtake.system.lora import choose_trained
+from tests.parallel.blocks import set_blocks
 from tests.plan.test_blocks import FAMILIES
 from tests.plan.trace import saved_bytes
 from tests.ranks import on_ranks
@@ -42,11 +32,11 @@ LORA = {"adapters": LoraConfig(rank=4)} | {
 
 
 def kept_by_compiled_blocks(
-    model: nn.Module, run: Callable[[], object], backend: str, cut: TokenCut | None = None
+    model: nn.Module, run: Callable[[], object], backend: str, cut: TokenCut | None = None, level: Level = "none"
 ) -> dict[str, int]:
     """Bytes that each block keeps beside its weights and what it is called with but the output of the one before."""
     blocks = {f"{name}.{i}": block for name in model.blocks for i, block in enumerate(model.get_submodule(name))}
-    BlockCompiler(dynamic=backend != CUT, backend=backend).compile(model, cut)
+    set_blocks(model, level, cut=cut, compiler=BlockCompiler(dynamic=backend != CUT, backend=backend))
     handed: list[Tensor] = []
     found = {}
 
@@ -65,20 +55,19 @@ def kept_by_compiled_blocks(
 
 
 CUT = "aot_eager_decomp_partition"  # Inductor's partition, without its code
-CASES = [*((name, None, None, CUT) for name in FAMILIES), *(("mmdit", name, None, CUT) for name in LORA)]
-CASES += [(name, None, 0.0, CUT) for name in FAMILIES]
-CASES += [("mmdit", None, 0.5, CUT), ("mmdit", None, Split(1.0, 0.0, (0, 1)), CUT)]
-CASES += [("cogvideox", None, None, "inductor")]
+CASES = [*((name, None, "none", CUT) for name in FAMILIES), *(("mmdit", name, "none", CUT) for name in LORA)]
+CASES += [(name, None, "selective", CUT) for name in FAMILIES]
+CASES += [("mmdit", None, level, CUT) for level in (("linear2", "img_mlp.2"), "full", 0.3, 0.6)]
+CASES += [("cogvideox", None, "none", "inductor")]
 
 
 @pytest.mark.parametrize(
-    ("family", "lora", "budget", "backend"),
+    ("family", "lora", "level", "backend"),
     [pytest.param(*case, marks=() if case == CASES[0] else pytest.mark.slow) for case in CASES],
 )
 def test_compiled_blocks_keep_what_is_foretold(
-    family: str, lora: str | None, budget: Budget | None, backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    family: str, lora: str | None, level: Level, backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """budget: of blocks that are computed again, if any is."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     torch.compiler.reset()
     # on a CPU, attention over few tokens would be matrix products, which keep their scores
@@ -94,13 +83,11 @@ def test_compiled_blocks_keep_what_is_foretold(
     if lora is not None:
         run = SystemConfig.model_construct(model=config, lora=LORA[lora], freeze=(), train_only=None)
         choose_trained(model, run, torch.float32)
-    again, budget = (2 * (budget is not None),) * len(model.blocks), INPUTS if budget is None else budget
-    remat_blocks(model, again, None, budget)
     x, conditions = torch.randn(2, *batch.latent), example_conditions(config, batch.latent, TEXT, 2)
-    found = kept_by_compiled_blocks(model, lambda: model(x, torch.full((2,), 0.5), conditions), backend)
+    found = kept_by_compiled_blocks(model, lambda: model(x, torch.full((2,), 0.5), conditions), backend, level=level)
     upkeep = Upkeep(lora=LORA.get(lora))
     # in bf16, norms keep less on a CPU than on a GPU
-    layout = Layout(compiled=True, compute_bytes=4, upkeep=upkeep, remat=again, budget=budget)
+    layout = Layout(compiled=True, compute_bytes=4, upkeep=upkeep, remat=(2,) * len(model.blocks), level=level)
     said = dict(zip(block_names(config), placed_blocks(config, batch, layout), strict=True))
     behind = [name for name in found if name.endswith(".1")]  # what the first are called with comes from elsewhere
     assert {name: said[name].held / found[name] for name in behind} == pytest.approx(dict.fromkeys(behind, 1), rel=0.03)

@@ -10,9 +10,8 @@ from longtake.models import LoraConfig, MMDiTConfig, build_denoiser
 from longtake.models.config import ModelSection
 from longtake.models.stdit3_config import STDiT3Config
 from longtake.models.ttt_video_config import TTTVideoConfig
-from longtake.parallel import INPUTS, Split
 from longtake.plan import Layout, Memory, MicroBatch, Upkeep, count_blocks, count_weights, forecast_memory
-from longtake.plan.blocks import Block, kept_by_lists
+from longtake.plan.blocks import Block, saved_outputs
 from longtake.plan.layout import EIGHT_BIT_BYTES
 from longtake.plan.machine import FORECAST_ERROR
 from longtake.plan.memory import placed_blocks
@@ -36,7 +35,7 @@ FULL_WIDTH = MMDiTConfig(depth=1, depth_single_blocks=2, attention="sdpa")
 FULL_WIDTH_MATH = FULL_WIDTH.model_copy(update={"attention": "math"})
 MANY_SINGLE = FULL_WIDTH.model_copy(update={"depth_single_blocks": 8})
 MANY_DOUBLE = FULL_WIDTH.model_copy(update={"depth": 6, "depth_single_blocks": 1})
-SPLIT = Split(1.0, 0.12, (0, 5))
+LAYERS = ("linear2", "img_mlp.2")
 ELEVEN_B = MMDiTConfig(attention="sdpa")
 
 
@@ -104,12 +103,15 @@ STEPS = {
     "shards": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 3, "shard": 8}),
     "all remat": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 3, "shard": 8, "remat": (1, 2)}),
     "some remat": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 1, "shard": 64, "remat": (1, 1)}),
-    "keeps attention": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 3, "shard": 8, "remat": (1, 2), "budget": 0.0}),
-    "keeps half": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 3, "shard": 8, "remat": (1, 2), "budget": 0.5}),
-    "keeps half but scores": (FULL_WIDTH_MATH, (9, 32, 32), 512, {"shard": 8, "remat": (1, 2), "budget": 0.5}),
-    "keeps all products": (FULL_WIDTH, (33, 32, 32), 512, {"shard": 64, "remat": (1, 2), "budget": 1.0}),
-    "peers keep half": (FULL_WIDTH, (33, 32, 32), 512, {"shard": 8, "tensor": 2, "remat": (1, 2), "budget": 0.5}),
-    "keeps by two budgets": (MANY_SINGLE, (33, 32, 32), 512, {"shard": 64, "remat": (1, 8), "budget": SPLIT}),
+    "selective": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 3, "shard": 8, "remat": (1, 2), "level": "selective"}),
+    "layers saved": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 3, "shard": 8, "remat": (1, 2), "level": LAYERS}),
+    "layers saved, math": (FULL_WIDTH_MATH, (9, 32, 32), 512, {"shard": 8, "remat": (1, 2), "level": LAYERS}),
+    "layers saved of peers": (
+        FULL_WIDTH,
+        (33, 32, 32),
+        512,
+        {"shard": 8, "tensor": 2, "remat": (1, 2), "level": LAYERS},
+    ),
     "zero 2": (FULL_WIDTH, (5, 32, 32), 512, {"shard": 64, "zero": 2, "remat": (1, 2)}),
     "accumulation": (FULL_WIDTH, (9, 32, 32), 512, {"batch": 2, "shard": 8, "micro_batches": 2}),
     "sequence peers": (FULL_WIDTH, (33, 32, 32), 512, {"batch": 2, "shard": 4, "sequence": 2}),
@@ -134,7 +136,7 @@ WITHIN = {"adapters": 0.02, "the last blocks": 0.02}  # others: 0.01
 
 # Each kind of term of the forecast, and each pair that meets in one; the other cases have none of their own.
 AT_ONCE = (
-    *("gradients above all", "some remat", "keeps half but scores", "peers keep half", "keeps by two budgets"),
+    *("gradients above all", "some remat", "layers saved, math", "layers saved of peers"),
     *("zero 2", "accumulation"),
     *("ring of peers", "adapters on 4 bits, remat", "the last blocks"),
     "all axes",
@@ -152,9 +154,9 @@ def test_the_most_that_a_step_holds_is_foretold_within_a_few_percent(name: str) 
     ("latent", "options", "within"),
     [
         pytest.param((16, 32, 48), {"batch": 2, "remat": (1, 2)}, 0.05, marks=pytest.mark.slow),  # 4 % too much
-        ((16, 32, 48), {"batch": 2, "sequence": 2, "tensor": 2, "remat": (2, 2), "budget": 0.5}, 0.02),
+        ((16, 32, 48), {"batch": 2, "sequence": 2, "tensor": 2, "remat": (2, 2), "level": "selective"}, 0.02),
     ],
-    ids=["some remat", "peers keep half"],
+    ids=["some remat", "selective peers"],
 )
 def test_open_sora_1_2_is_foretold_within_a_few_percent(latent: tuple, options: dict, within: float) -> None:
     config = STDiT3Config(depth=2, attention="sdpa")
@@ -166,10 +168,9 @@ def test_open_sora_1_2_is_foretold_within_a_few_percent(latent: tuple, options: 
     [
         pytest.param({}, marks=pytest.mark.slow),
         {"sequence": 2, "remat": (1,)},
-        pytest.param({"remat": (2,), "budget": 0.0}, marks=pytest.mark.slow),
-        pytest.param({"remat": (2,), "budget": 0.5}, marks=pytest.mark.slow),
+        pytest.param({"remat": (2,), "level": "selective"}, marks=pytest.mark.slow),
     ],
-    ids=["no remat", "sequence peers", "keeps attention", "keeps half"],
+    ids=["no remat", "sequence peers", "selective"],
 )
 def test_ttt_video_is_foretold_within_a_few_percent(options: dict) -> None:
     config = TTTVideoConfig(num_layers=2, attention="sdpa")
@@ -221,43 +222,41 @@ def test_memory_grows_with_the_batch_and_shrinks_with_recomputation_and_shards()
     assert total(shard=8, ema=True) > total(shard=8)
 
 
-def test_what_is_kept_or_waits_elsewhere_is_counted() -> None:
+def test_saved_and_offloaded_outputs_are_counted() -> None:
     batch = micro_batch(ELEVEN_B, (33, 32, 32), 512, 4)
 
     def activations(**layout: object) -> int:
         return forecast_memory(ELEVEN_B, batch, Layout(shard=8, **layout)).activations
 
     again = (19, 38)
-    totals = [activations(remat=again, budget=budget) for budget in (INPUTS, 0.0, 0.25, 0.6, 1.0)]
+    totals = [activations(remat=again, level=level) for level in ("full", "selective", LAYERS, "none")]
     assert totals == sorted(set(totals))
-    assert totals[-1] < activations()
+    assert totals[-1] == activations()
     size = of_kind(ELEVEN_B, "single", batch, Layout())
-    kept = size.keeps(kept_by_lists(ELEVEN_B, 0.0, 1)["single_blocks"])
+    kept = size.selective(saved_outputs(ELEVEN_B, "selective", 1)["single_blocks"])
     tokens = 4 * (8448 + 512)
     assert kept[0] == pytest.approx(tokens * (2 * 3072 + 4 * 24), rel=1e-4)  # attention and its log-sum-exp
     fewer = activations(remat=again, buffer_bytes=int(14.5 * size.input))
     assert activations(remat=again) - fewer == pytest.approx(14 * size.input, rel=1e-4)
     assert activations(remat=again, buffer_bytes=1 << 50) < fewer
-    plenty = {"remat": again, "budget": 0.0, "buffer_bytes": 1 << 50}
+    plenty = {"remat": again, "level": "selective", "buffer_bytes": 1 << 50}
     assert max(activations(**plenty, compiled=compiled) for compiled in (False, True)) < fewer
     placed = placed_blocks(ELEVEN_B, batch, Layout(**plenty))
     assert placed[-1].host_bytes == size.input + kept[0]
 
 
-def test_attention_is_kept_where_its_kernel_lets_it_be() -> None:
+def test_attention_is_saved_where_its_kernel_lets_it_be() -> None:
     batch = micro_batch(ELEVEN_B, (33, 32, 32), 512, 3)
 
-    def kept(attention: str = "auto", **layout: object) -> float:
+    def saved(attention: str = "auto", **layout: object) -> float:
         config = ELEVEN_B.model_copy(update={"attention": attention})
         block = of_kind(config, "single", batch, Layout(**layout))
-        return block.keeps(kept_by_lists(config, 0.12, 1)["single_blocks"])[0]
+        return block.selective(saved_outputs(config, "selective", 1)["single_blocks"])[0]
 
-    assert kept() == kept("flash") > 0
-    own = 2 * 3 * 8960 * 3072  # of linear2, which takes the place of attention in the budget
-    assert kept("flex") == pytest.approx(own, rel=1e-4)
-    assert kept("fa3") == kept()
+    assert saved() == saved("flash") == saved("fa3") > 0
+    assert saved("flex") == 0
     for layout in ({"sequence": 8}, {"sequence": 16}, {"sequence": 8, "sequence_attention": "ring"}):  # of 24 heads
-        assert kept(**layout) == pytest.approx(kept() / layout["sequence"], rel=1e-4)
+        assert saved(**layout) == pytest.approx(saved() / layout["sequence"], rel=1e-4)
 
 
 def test_lighter_optimizers_and_averages_are_counted() -> None:

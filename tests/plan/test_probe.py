@@ -116,7 +116,7 @@ def test_real_steps_are_timed_on_a_cpu() -> None:
         device="cpu",
         cpu_threads=1,
         ema_decay=0.9,
-        model={"grad_ckpt_settings": (1, 2), "grad_ckpt_budget": 0.3, "grad_ckpt_buffer_size": 1 << 24},
+        model={"grad_ckpt_settings": (1, 2), "recompute": "selective", "grad_ckpt_buffer_size": 1 << 24},
     )
     plan = plan_run(config, 1, Machine(gpu_named("h100")))
     plan = replace(plan, entries=tuple(replace(entry, suggested_batch=1) for entry in plan.entries))

@@ -12,7 +12,7 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.pages import money, number
-from longtake.parallel import INPUTS, start_world
+from longtake.parallel import start_world
 from longtake.plan import (
     CPU,
     Machine,
@@ -187,22 +187,22 @@ def test_what_cannot_run_is_refused_in_a_sentence(changes: dict, sentence: str) 
 
 def test_a_plan_for_a_cpu_leaves_out_what_a_run_on_one_leaves_out() -> None:
     gpu = gpu_named("h100")
-    changes = {"compile": "auto", "model": {"grad_ckpt_settings": (2, 4), "grad_ckpt_budget": "auto"}}
+    changes = {"compile": "auto", "model": {"recompute": "auto"}}
     there, here = (plan(Machine(one), 1, **changes) for one in (gpu, replace(gpu, name=CPU)))
     with start_world("cpu") as world:
         assert here.layout.compiled is compiles(run_config(**changes), world)[0] is False
     assert there.layout.compiled
-    assert ({entry.budget for entry in here.entries}, min(entry.budget for entry in there.entries)) == ({INPUTS}, 1.0)
+    assert ({entry.level for entry in here.entries}, {entry.level for entry in there.entries}) == ({"full"}, {"none"})
     first = [forecast_failures(one).restart - one.forecast.step_seconds for one in (here, there)]
     assert first[1] > first[0]  # which waits for no compiler
     assert plan(Machine(replace(gpu, name=CPU)), 1, **changes | {"compile": True}).layout.compiled
 
 
 @pytest.mark.slow
-def test_what_fits_is_found_for_a_budget_that_is_left_to_the_plan() -> None:
-    changes = {"compile": True, "model": {"grad_ckpt_settings": (2, 4), "grad_ckpt_budget": "auto"}}
+def test_remedies_are_found_where_no_level_fits() -> None:
+    changes = {"compile": True, "model": {"recompute": "auto"}}
     found = plan(machine_of(0.8 * needed_mib(**changes)), **changes)
-    assert {entry.budget for entry in found.misfits} == {INPUTS}
+    assert {entry.level for entry in found.misfits} == {"full"}
     assert find_remedies(found)
 
 
@@ -238,7 +238,7 @@ def test_recomputation_is_no_more_than_needed() -> None:
     counts = tuple(int(part) for part in words.split("(")[1].rstrip(")").split(","))
 
     def again(counts: tuple[int, int]) -> RunPlan:
-        return forecast_run(found.work, replace(found.layout, remat=counts), machine)
+        return forecast_run(found.work, replace(found.layout, remat=counts, level="selective"), machine)
 
     assert not again(counts).misfits
     for fewer in ((counts[0] - 1, counts[1]), (counts[0], counts[1] - 1)):
@@ -335,7 +335,7 @@ def test_what_it_costs_is_told_for_the_price_of_a_gpu_hour(tmp_path: Path) -> No
 
 
 def test_no_more_blocks_are_told_than_there_are() -> None:
-    assert "remat 2 double + 4 single blocks" in layout_words(plan(model={"grad_ckpt_settings": (2, 100)}))
+    assert "recomputed 2 double + 4 single blocks" in layout_words(plan(model={"grad_ckpt_settings": (2, 100)}))
 
 
 def test_a_run_that_nobody_ends_is_told_by_the_pass(tmp_path: Path) -> None:

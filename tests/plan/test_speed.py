@@ -8,7 +8,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longtake.models import LoraConfig, MMDiT, MMDiTConfig
-from longtake.parallel import INPUTS
 from longtake.plan import (
     Layout,
     Machine,
@@ -50,7 +49,7 @@ def test_each_kind_of_work_takes_the_time_of_its_own_rate() -> None:
     assert parts["products"] == pytest.approx(3 * (3 * FORWARD - attention) / 1e14, rel=0.01)
     unit = 3 * (33 * 256 + 512) * MODEL.hidden_size * 2  # bytes of the tokens' stream; a block moves some 210 of them
     assert 170 * 57 * unit / 1e12 < parts["elementwise"] < 250 * 57 * unit / 1e12
-    again = seconds(Layout(remat=(19, 38), budget=0.0), machine).parts
+    again = seconds(Layout(remat=(19, 38), level="selective"), machine).parts
     kept = {name: again[name] for name in ("products", "attention", "elementwise")}
     assert kept == {name: parts[name] for name in kept}
     assert again["recomputation"] == pytest.approx((parts["products"] + parts["elementwise"]) / 3, rel=0.2)
@@ -79,10 +78,10 @@ def test_what_is_computed_again_costs_time_but_is_not_counted_as_use() -> None:
 
 
 def test_attention_that_is_not_kept_costs_its_time_again() -> None:
-    layout = Layout(remat=(19, 38), budget=0.0, sequence=8)
+    layout = Layout(remat=(19, 38), level="selective", sequence=8)
     ring = replace(layout, sequence_attention="ring")
     again = 4 * (33 * 256 + 512) ** 2 * MODEL.hidden_size * 3 * 57 / 8 / (989e12 * 0.5)
-    without = replace(ring, budget=INPUTS)
+    without = replace(ring, level="full")
     assert seconds(ring).compute == pytest.approx(seconds(layout).compute, rel=1e-3)
     assert seconds(without).compute == pytest.approx(seconds(ring).compute + again, rel=1e-3)
 

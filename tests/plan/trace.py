@@ -18,9 +18,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from longtake.contracts import Conditions, Noised
 from longtake.diffusion import micro_batch_loss, sample_loss
 from longtake.models import LoraConfig, MMDiTConfig, build_denoiser, denoiser_class, example_conditions, quantized
-from longtake.parallel import INPUTS, Mesh, ParallelConfig, World, cut_model, local_tensor, remat_blocks, shard_model
+from longtake.parallel import Level, Mesh, ParallelConfig, World, cut_model, local_tensor, shard_model
 from longtake.system import SystemConfig
 from longtake.system.lora import choose_trained
+from tests.parallel.blocks import set_blocks
 
 CPU = torch.device("cpu")
 
@@ -136,7 +137,7 @@ def step_bytes(
     zero: int = 3,
     sequence_attention: Literal["auto", "ring"] = "auto",
     remat: tuple[int, ...] = (),
-    budget: float = INPUTS,
+    level: Level = "full",
     lora: LoraConfig | None = None,
     train_only: tuple[str, ...] | None = None,
     dtype: torch.dtype = torch.bfloat16,
@@ -160,7 +161,7 @@ def step_bytes(
         return micro_batch_loss(sample_loss, prediction, noised, noised.weight, batch)
 
     with fake_mesh(parallel, shard * sequence * tensor) as mesh:
-        model = _sharded(config, mesh, dtype, remat, budget, run)
+        model = _sharded(config, mesh, dtype, remat, level, run)
         with _tracked(model) as tracker:
             before = _total(tracker, "current")
             for _ in range(micro_batches):
@@ -198,7 +199,7 @@ def _sharded(
     mesh: Mesh,
     dtype: torch.dtype,
     remat: tuple[int, ...] = (),
-    budget: float = INPUTS,
+    level: Level = "full",
     run: SystemConfig | None = None,
 ) -> nn.Module:
     """The denoiser as a run holds it on rank 0; call it inside a `FakeTensorMode`."""
@@ -207,7 +208,7 @@ def _sharded(
         model = build_denoiser(config)
         if run is not None:
             choose_trained(model, run, dtype)
-    remat_blocks(model, remat or (0,) * len(model.blocks), cut_model(model, mesh), budget)
+    set_blocks(model, level, remat or (0,) * len(model.blocks), cut_model(model, mesh))
     shard_model(model, mesh, dtype)
     _materialise(model)
     return model

@@ -61,8 +61,8 @@ def test_a_stage_is_the_published_one(kind: str, stage: str) -> None:
         theirs["job"]["seed"],
     )
     sizes = PUBLISHED[f"configs/train/ttt-{kind}/{stage}.toml"]["model"]
-    blocks = run.compile, run.model.grad_ckpt_budget, run.model.grad_ckpt_settings
-    assert (*blocks, run.parallel.zero) == ("auto", "auto", (42,), 3)
+    blocks = run.compile, run.model.recompute
+    assert (*blocks, run.parallel.zero) == ("auto", "auto", 3)
     assert run.bucket_config == {"480x720": {STAGES[stage]: (1.0, 1)}}
     assert run.ae.latent(STAGES[stage], 480, 720)[1] == sizes["compressed_num_frames"]
     assert run.sample_rules.segments(STAGES[stage]) == (STAGES[stage] - 1) // 48

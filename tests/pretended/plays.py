@@ -36,10 +36,8 @@ PRESET = Path(__file__).parents[2] / "configs" / "opensora_v2" / "inference" / "
 WIDER = ("--model.hidden_size", "64", "--model.axes_dim", "(8, 12, 12)")  # wide enough for blocks of 64
 KNOWN = ("--model.cond_embed", "True", "--condition_config.t2v", "1", "--condition_config.i2v_loop", "3")
 REMAT = (
-    "--model.grad_ckpt_settings",
-    "(1, 1)",
-    "--model.grad_ckpt_budget",
-    "0.3",
+    "--model.recompute",
+    "selective",
     "--model.grad_ckpt_buffer_size",
     str(1 << 24),
 )

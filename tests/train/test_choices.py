@@ -14,10 +14,10 @@ from rich.console import Console
 
 from longtake.checkpoint import Clock, RunState
 from longtake.contracts import Bucket, UserError
+from longtake.models import denoiser_class
 from longtake.parallel import (
     BlockCompiler,
-    Budget,
-    Split,
+    Level,
     World,
     missing_compiler,
     start_world,
@@ -33,6 +33,7 @@ from longtake.train.choices import (
 )
 from longtake.train.folder import RunFolder
 from longtake.train.run import RunLaunch
+from tests.plan.runs import run_config
 from tests.train.runs import metrics, train_here
 
 CHANGED = "the run's dtype, compile, mesh, model, encoders or buckets have changed"
@@ -56,7 +57,7 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch, world: World, *free_gib: float) -> 
     return replace(world, device=torch.device("cuda"))
 
 
-BLOCKS = ["--compile", "auto", "--compile-dynamic", "auto", "--model.grad-ckpt-budget", "auto"]
+BLOCKS = ["--compile", "auto", "--model.recompute", "auto"]
 
 
 def settle(world: World, said: list[str], kept: dict | None = None, *words: str) -> tuple[RunConfig, dict, dict]:
@@ -66,66 +67,72 @@ def settle(world: World, said: list[str], kept: dict | None = None, *words: str)
     return *settle_blocks(config, world, choices, said.append), choices.made
 
 
-def test_budgets_fill_what_is_free_on_the_fullest_gpu_and_stay(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cheapest_level_that_fits_is_chosen_for_each_entry_and_stays(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
-    config, budgets, made = settle(on_gpus(monkeypatch, world, 8, 8), said)
-    assert (config.compile, set(budgets.values())) == (True, {1.0})
+    config, levels, made = settle(on_gpus(monkeypatch, world, 8, 8), said)
+    assert (config.compile, set(levels.values())) == (True, {"none"})
     state = RunState(Clock(), choices=made).to_json()
-    room = made["kept outputs"]["room"]
+    room = made["levels"]["room"]
     assert room == int(8 * 2**30 * 0.92)
     layout = replace(read_layout(config, 1, 1), room=room)
     work = read_work(config)
 
-    def needed(bucket: Bucket, budget: Budget) -> int:
-        return work.memory(bucket, replace(layout, budget=budget), error=FORECAST_ERROR).total
+    def needed(bucket: Bucket, level: Level) -> int:
+        return work.memory(bucket, replace(layout, level=level), error=FORECAST_ERROR).total
 
-    largest = max(work.entries, key=lambda bucket: needed(bucket, 1.0))
-    between = (needed(largest, Split(1.0, 0.6, (0, 1))) + 1) / 0.92 / 2**30
-    scarce = on_gpus(monkeypatch, world, 8, between)
-    assert settle(scarce, said, state["choices"])[1] == budgets
-    said.clear()
-    tight = settle(scarce, said)[1]
-    assert all(needed(bucket, tight[bucket.entry]) <= between * 0.92 * 2**30 for bucket in work.entries)
-    assert [budget for budget in tight.values() if budget != 1.0] == [Split(1.0, 0.6, (0, 1))]
-    assert said[-1].startswith("kept outputs of recomputed blocks (grad_ckpt_budget): ")
-    assert "single blocks and 0.6 for those before: 0 + 1 for 64px/17f, as " in said[-1]
-    state = RunState(Clock(), choices=settle(scarce, said)[2]).to_json()
+    largest = max(work.entries, key=lambda bucket: needed(bucket, "none"))
+    for level in ("selective", "full"):
+        between = (needed(largest, level) + 1) / 0.92 / 2**30
+        scarce = on_gpus(monkeypatch, world, 8, between)
+        assert settle(scarce, said, state["choices"])[1] == levels
+        said.clear()
+        _, tight, found = settle(scarce, said)
+        room = between * 0.92 * 2**30
+        for bucket in work.entries:
+            fitting = [one for one in ("none", "selective") if needed(bucket, one) <= room]
+            assert tight[bucket.entry] == (fitting or ["full"])[0]
+        assert tight[largest.entry] == level
+        assert said[-1].startswith("model.recompute: ")
+        assert f'"{level}" for ' in said[-1]
+    state = RunState(Clock(), choices=found).to_json()
     assert settle(on_gpus(monkeypatch, world, 8, 8), said, json.loads(json.dumps(state))["choices"])[1] == tight
     scarce = on_gpus(monkeypatch, world, 8, between)
     store = "--dataset.latents", "store", "--dataset.views", "1"  # without encoders
     for words in (("--model.depth", "2"), store):
         said.clear()
         settle(scarce, said, state["choices"], *words)
-        assert f"kept outputs: chosen anew: {CHANGED}" in said
+        assert f"levels: chosen anew: {CHANGED}" in said
 
 
-def test_two_deterministic_launches_keep_the_same_whatever_is_free(
+def test_two_deterministic_launches_have_the_same_levels_whatever_is_free(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compiled: what blocks keep decides what is fused, and so how it rounds. Eager blocks compute the same."""
+    """Compiled: what blocks save decides what is fused, and so how it rounds. Eager blocks compute the same."""
     scarce, repeats = 2**-7, ("--deterministic", "True")
     found, said = [], []
     for gib in (scarce, 8):
         found.append(settle(on_gpus(monkeypatch, world, gib, gib), said, None, *repeats))
-        line = f"kept outputs: for all a GPU has, as deterministic = True asks, though {gib:.1f} GiB are free"
+        line = f"levels: for all a GPU has, as deterministic = True asks, though {gib:.1f} GiB are free"
         assert said[-1] == line
     assert found[0][1:] == found[1][1:]
-    assert found[0][2]["kept outputs"]["room"] == int(80 * 2**30 * 0.92)
+    assert found[0][2]["levels"]["room"] == int(80 * 2**30 * 0.92)
     eager = *repeats, "--compile", "False"
     for words in ((), eager):
         assert settle(on_gpus(monkeypatch, world, scarce, scarce), said, None, *words)[1] != found[0][1]
 
 
-def test_a_wrong_budget_is_told_its_choices_once() -> None:  # all kinds of denoisers have them
-    words = ["--tiny", "--dataset.data-path", "clips.csv", "--model.grad-ckpt-budget", "most"]
-    with pytest.raises(UserError, match=r'must be a number or one of "inputs", "attention", "auto"; write'):
+def test_a_wrong_level_is_refused_with_the_valid_ones() -> None:  # all kinds of denoisers have them
+    words = ["--tiny", "--dataset.data-path", "clips.csv", "--model.recompute", "most"]
+    with pytest.raises(UserError, match=r'model.recompute.*"none", "selective", "full", "auto"'):
         read_run(str(find_preset("opensora_v2/stage2")), words)
 
 
 def test_without_a_compiler_blocks_run_eagerly_with_a_line(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    on_cpu, budgets, made = settle(world, said)
-    assert (on_cpu.compile, budgets, made, said) == (False, {}, {}, [])
+    on_cpu, levels, made = settle(world, said)
+    assert (on_cpu.compile, levels, made, said) == (False, {}, {}, [])
     cuda = on_gpus(monkeypatch, world, 8)
     monkeypatch.setattr("longtake.parallel.missing_compiler", missing_compiler)
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
@@ -143,19 +150,23 @@ def test_without_a_compiler_blocks_run_eagerly_with_a_line(world: World, monkeyp
         settle_blocks(in_float8, cuda, Choices(cuda, {}, said.append), said.append)
 
 
-@pytest.mark.parametrize(("counts", "dynamic"), [(range(1, 17), False), (range(1, 18), True)])
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_compile_dynamic_follows_from_the_number_of_shapes_unless_it_is_given(
-    world: World, monkeypatch: pytest.MonkeyPatch, counts: range, dynamic: bool
+    world: World, monkeypatch: pytest.MonkeyPatch, dynamic: bool
 ) -> None:
     monkeypatch.setattr(module, "compiles", lambda config, world: (config.compile, None))
-    table = {"32px": {4 * frames: (1.0, 2) for frames in counts}}
-    config = run_config(compile=True, bucket_config=table)
+    config = run_config(compile=True, bucket_config={"32px": {1: (1.0, 4), 4: (1.0, 2)}})
+    buckets = config.bucket_rule.buckets
+    tokens = denoiser_class(config.model).tokens
+    shapes = {(one.batch_size, tokens(config.model, config.ae.latent(*one.shape))) for one in buckets}
+    assert 2 < len(shapes) < len(buckets)  # ratios and their inverses are one shape
+    monkeypatch.setattr(module, "STATIC_SHAPES", len(shapes) - dynamic)
 
     def settled(config: RunConfig, said: list[str]) -> bool | None:
         return settle_blocks(config, world, Choices(world, {}, said.append), said.append)[0].compile_dynamic
 
     assert settled(config, said := []) is dynamic
-    assert said[0].startswith(f"compile_dynamic = {dynamic}: {len(counts)} shapes (batch x tokens) of the bucket table")
+    assert said[0].startswith(f"compile_dynamic = {dynamic}: {len(shapes)} shapes (batch x tokens) of the bucket table")
     assert settled(config.model_copy(update={"compile_dynamic": not dynamic}), said := []) is not dynamic
     assert settled(config.model_copy(update={"compile": False}), said) is None
     assert said == []

@@ -1,4 +1,4 @@
-"""Law 2 of peers whose compiled blocks keep outputs: a run that is started again is the run that never stopped."""
+"""Law 2 of peers whose compiled blocks are selective: a run that is started again is the run that never stopped."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.train.runs import assert_same_bits, exact, write_config
 
 STOPPED_AT, STEPS = 2, 4
 EACH_TIME = "sequence peers", "sequence peers in float8"
-KEEPS = {"attention": "sdpa", "grad_ckpt_budget": 0.5}
-SINGLE, BOTH = ({**KEEPS, "depth": depth, "grad_ckpt_settings": (depth, 1)} for depth in (0, 1))
+SELECTIVE = {"attention": "sdpa", "recompute": "selective"}
+SINGLE, BOTH = ({**SELECTIVE, "depth": depth} for depth in (0, 1))
 WAYS = {  # what the config says, and its model
     "sequence peers": ({"parallel": {"sequence": 2}}, SINGLE),
     "tensor peers": ({"parallel": {"tensor": 2}}, BOTH),
@@ -56,9 +56,9 @@ def in_one_and_in_two(source: str, words: Sequence[str], world: World) -> Facts:
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=pytest.mark.slow if way in EACH_TIME else pytest.mark.weekly) for way in WAYS]
 )
-def test_compiled_peers_that_keep_outputs_go_on_bit_by_bit(tmp_path: Path, clips: Path, way: str) -> None:
+def test_compiled_selective_peers_go_on_bit_by_bit(tmp_path: Path, clips: Path, way: str) -> None:
     changes, model = WAYS[way]
-    config = write_config(tmp_path, clips, dtype="bf16", compile=True, compile_dynamic="auto", **changes)
+    config = write_config(tmp_path, clips, dtype="bf16", compile=True, **changes)
     words = [word for key, value in model.items() for word in (f"--model.{key}", str(value))]
     assert_goes_on(str(config), words, tmp_path)
 
@@ -72,7 +72,7 @@ def test_compiled_presets_of_the_other_families_go_on_bit_by_bit(
     if preset.startswith("ttt_video"):
         clips = write_scenes(tmp_path / "clips", 17, side=64)
     words = ["--tiny", "--dataset.data-path", str(clips), "--outputs", str(tmp_path), "--slots-per-step", "1"]
-    words += ["--compile", "True", "--model.attention", "sdpa", "--model.grad-ckpt-budget", "0.5"]
+    words += ["--compile", "True", "--model.attention", "sdpa", "--model.recompute", "selective"]
     words += ["--parallel.replicate", "1", f"--parallel.{peers}", "2"]
     if "lora" in preset and peers == "tensor":  # who refuse adapters over quantised weights
         words += ["--lora.base", "dense"]

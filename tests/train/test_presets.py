@@ -83,7 +83,7 @@ def test_blocks_run_the_fast_way_and_on_a_cpu_the_plain_one(name: str):
     """Published: eager, zero 2 and no outputs kept. None of it changes what is computed."""
     run, tiny = preset(name), preset(name, "--tiny")
     assert (run.compile, run.parallel.zero) == ("auto", 3)
-    assert (run.model.grad_ckpt_settings, run.model.grad_ckpt_budget) == ((100, 100), "auto")
+    assert run.model.recompute == "auto"
     assert not tiny.compile
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from longtake.config.tree import Leaf, Node, plain
 from longtake.dialects.cogvideox_fun.places import LORA_FILES
-from longtake.dialects.translation import Fixed, Translation, keep_inputs, value_of
+from longtake.dialects.translation import Fixed, Translation, recompute_fully, value_of
 from longtake.system.tiny import world_size
 
 MOVED = {
@@ -80,7 +80,7 @@ def translate_training(work: Translation, script: str, tiny: bool) -> None:
     work.put("fps_save", 8, work.tree)
     if (node := work.take("gradient_checkpointing")) is not None and plain(node):
         work.put("model.grad_ckpt_settings", _ALL_BLOCKS, node)
-        keep_inputs(work, node)
+        recompute_fully(work, node)
     work.switch(SWITCHES)
     if script == "train_lora":
         _adapters(work)

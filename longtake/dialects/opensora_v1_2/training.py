@@ -7,7 +7,7 @@ from typing import Any
 from longtake.config.tree import Node, plain
 from longtake.dialects.opensora_v1_2.flags import LEFT as LEFT_FLAGS
 from longtake.dialects.opensora_v1_2.shared import is_old, lay, translate_parts
-from longtake.dialects.translation import Fixed, Translation, keep_inputs, value_of
+from longtake.dialects.translation import Fixed, Translation, recompute_fully, value_of
 
 _STORE = "make a store by `longtake data encode RUN -o FOLDER` and give it as dataset.latents"
 _FEATURES = "a latent store says its own sizes"
@@ -121,7 +121,7 @@ def _recomputation(work: Translation) -> None:
         return
     depth = int(work.number("model.depth", 28))
     work.put("model.grad_ckpt_settings", (depth, depth) if plain(node) else None, node)
-    keep_inputs(work, node)
+    recompute_fully(work, node)
 
 
 def _rates(work: Translation) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from longtake.config.tree import Leaf, plain
 from longtake.dialects.opensora_v2.shared import ELEMENT_BYTES, translate_lora, translate_model, translate_plugin
-from longtake.dialects.translation import Fixed, Translation, keep_inputs
+from longtake.dialects.translation import Fixed, Translation, recompute_fully
 
 ALL_BLOCKS = (100, 100)
 _SETTINGS = ("grad_ckpt_setting", "grad_ckpt_settings", "model.grad_ckpt_setting")
@@ -110,4 +110,4 @@ def _old_defaults(work: Translation, recomputation_is_given: bool) -> None:
     if work.get("model.grad_ckpt_settings") is None and not recomputation_is_given:
         work.say(f"grad_checkpoint: {_DEFAULT} is True: model.grad_ckpt_settings = {ALL_BLOCKS}, all blocks")
         work.put("model.grad_ckpt_settings", ALL_BLOCKS, where)
-    keep_inputs(work, where)
+    recompute_fully(work, where)

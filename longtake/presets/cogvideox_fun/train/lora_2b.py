@@ -20,7 +20,7 @@ sizes = dict(
     training_with_video_token_length=True,
 )
 
-model = dict(grad_ckpt_settings=(30,), grad_ckpt_budget="auto")  # all blocks, which keep what there is room for
+model = dict(recompute="auto")  # all blocks, at the cheapest level that fits
 lora = dict(rank=64, alpha=32, targets=("to_q", "to_k", "to_v", "ff.0", "ff.2"))
 t5 = dict(placement="offloaded")
 dropout_ratio = dict(t5=0.1)

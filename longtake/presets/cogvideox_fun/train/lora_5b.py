@@ -14,7 +14,6 @@ model = dict(
     num_layers=42,
     num_attention_heads=48,
     use_rotary_positional_embeddings=True,
-    grad_ckpt_settings=(42,),
 )
 ae = dict(from_pretrained="ckpts/CogVideoX-5b/vae", scale_factor=0.7)
 t5 = dict(from_pretrained="ckpts/CogVideoX-5b/text_encoder")

@@ -14,7 +14,7 @@
 _base_ = "parts.py"
 
 exp_name = "opensora_v1_2_adapt"
-model = dict(from_pretrained="ckpts/PixArt-Sigma-XL-2-2K-MS.pth", strict_load=False, grad_ckpt_settings=None)
+model = dict(from_pretrained="ckpts/PixArt-Sigma-XL-2-2K-MS.pth", strict_load=False)
 bucket_config = {
     "144p": {1: (1.0, 128)},
     "256": {1: (0.4, 75)},

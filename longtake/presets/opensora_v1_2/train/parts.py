@@ -2,8 +2,7 @@
 _base_ = "../parts.py"
 
 model = dict(
-    grad_ckpt_settings=(28, 28),  # all blocks, which keep what each entry of the table leaves room for
-    grad_ckpt_budget="auto",
+    recompute="auto",  # all blocks, at the cheapest level that fits each entry of the table
     from_part="model",  # stages go on from weights as trained
 )
 freeze = ("y_embedder",)

@@ -25,8 +25,8 @@ bucket_config = {
 model = dict(
     from_pretrained=None,
     strict_load=False,
-    grad_ckpt_settings=(100, 100),  # all blocks (published: the first 8 double blocks and all single ones), which
-    grad_ckpt_budget="auto",  # keep what each entry of the table leaves room for
+    # published: the first 8 double blocks and all single ones, which save their inputs
+    recompute="auto",  # all blocks, at the cheapest level that fits each entry of the table
 )
 ae = dict(sample_size="auto")  # published: tiles of 256, most of them overlapped twice, which take up to a third more
 dropout_ratio = dict(t5=0.31622777, clip=0.31622777)  # both at once: 0.1

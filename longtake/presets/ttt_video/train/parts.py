@@ -13,7 +13,7 @@ dataset = dict(fps_max=16, views=1)
 dropout_ratio = dict(t5=0.1)
 objective = dict(uniform_sampling=True)
 
-model = dict(grad_ckpt_settings=(42,), grad_ckpt_budget="auto")  # all blocks, which keep what there is room for
+model = dict(recompute="auto")  # all blocks, at the cheapest level that fits
 compile = "auto"  # on a GPU that has a compiler
 parallel = dict(replicate=8, shard=8, zero=3)
 slots_per_step = 64

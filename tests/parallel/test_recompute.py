@@ -1,34 +1,34 @@
-"""Recomputing activations in backward, keeping some of them, and letting inputs wait in the host's memory."""
+"""Recomputing activations in backward, saving some of them, and offloading what is saved."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.flop_counter import FlopCounterMode
 
-from longtake.contracts import Conditions, UserError
+from longtake.contracts import Bucket, Conditions, UserError
 from longtake.models import Attention, MMDiT, MMDiTConfig, TTTVideo
-from longtake.models.config import Backend
 from longtake.models.segments import Segments
 from longtake.models.ttt import inner_flops
 from longtake.parallel import (
-    INPUTS,
     BlockCompiler,
     BlockStore,
-    Budget,
-    Split,
-    choose_kept,
-    keeps_outputs,
-    offload_inputs,
-    remat_blocks,
+    CurrentLevel,
+    Level,
+    Saved,
+    check_level,
+    level_and_counts,
+    saved_by_list,
 )
 from longtake.parallel.offload import Room
-from longtake.parallel.remat import Kept
 from tests.models import flash_attention_3, golden_ttt_video
 from tests.models.initialised import initialise
+from tests.parallel.blocks import set_blocks
 from tests.plan.trace import saved_bytes
 from tests.precision import within
 
@@ -46,16 +46,18 @@ CONFIG = MMDiTConfig(
 )
 
 
-SPLIT = Split(1.0, 0.12, (1, 2))
+LAYERS = ("linear2", "img_mlp.2")
 
 
-def built(counts: tuple[int, int] | None, budget: Budget = INPUTS, store: BlockStore | None = None) -> MMDiT:
+def built(
+    level: Level | CurrentLevel = "none",
+    counts: tuple[int, int] | None = None,
+    store: BlockStore | None = None,
+    compiler: BlockCompiler | None = None,
+) -> MMDiT:
     model = MMDiT(CONFIG)
     initialise(model, 3)
-    if counts is not None:
-        remat_blocks(model, counts, budget=budget, store=store)
-    if store is not None:
-        offload_inputs(model, counts or (0, 0), store)
+    set_blocks(model, level, counts, store=store, compiler=compiler)
     return model
 
 
@@ -70,7 +72,7 @@ def gradients(model: MMDiT) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-def kept_numbers(model: MMDiT) -> int:
+def saved_numbers(model: MMDiT) -> int:
     """How many numbers a forward leaves in memory for its backward, the model's own aside."""
 
     seen: list[int] = []
@@ -79,7 +81,7 @@ def kept_numbers(model: MMDiT) -> int:
     return sum(seen)
 
 
-PLAIN = built(None)
+PLAIN = built()
 loss_of(PLAIN).backward()
 
 
@@ -90,78 +92,97 @@ def assert_same_gradients(model: MMDiT) -> None:
 
 
 @pytest.mark.parametrize("counts", [(2, 3), (1, 0), (0, 2)])
-def test_remat_changes_no_gradient_and_no_name_and_keeps_less(counts: tuple[int, int]) -> None:
-    again = built(counts)
-    assert kept_numbers(again) < kept_numbers(built(None))
+def test_full_recomputation_changes_no_gradient_and_saves_less(counts: tuple[int, int]) -> None:
+    again = built("full", counts)
+    assert saved_numbers(again) < saved_numbers(built())
     assert_same_gradients(again)
 
 
-@pytest.mark.parametrize("budget", [0.0, 0.12, 0.25, 0.6, 1.0, SPLIT, Split(0.0, INPUTS, (1, 2))])
-def test_what_is_kept_changes_no_gradient(budget: Budget) -> None:
-    again = built((2, 3), budget)
+@pytest.mark.parametrize("level", ["none", "selective", LAYERS])
+def test_a_level_changes_no_gradient(level: Level) -> None:
+    again = built(level)
     loss_of(again).backward()
     assert_same_gradients(again)
 
 
-def flops(budget: Budget | None, store: BlockStore | None = None) -> int:
+def flops(level: Level, store: BlockStore | None = None) -> int:
     """Of a forward and a backward."""
-    model = built(None if budget is None else (2, 3), INPUTS if budget is None else budget, store)
+    model = built(level, store=store)
     with FlopCounterMode(display=False) as counter:
         loss_of(model).backward()
     return counter.get_total_flops()
 
 
-def test_a_larger_budget_computes_less_again_and_a_full_one_no_product_over_tokens() -> None:
-    found = [flops(budget) for budget in (INPUTS, 0.0, 0.25, 0.6, 1.0)]
-    assert found == sorted(found, reverse=True)
-    assert len(set(found)) == 5
-    assert found[0] - found[1] == 5 * 2 * 2 * (2 * 23**2 * 32)  # attention of five blocks
-    assert flops(0.6, BlockStore(1 << 20, least_bytes=1)) == found[3]
-    between = [flops(Split(1.0, 0.6, last)) for last in ((0, 0), (0, 1), (0, 3), (1, 3), (2, 3))]
-    assert between == sorted(between, reverse=True)
-    assert (between[0], between[-1], len(set(between))) == (found[3], found[4], 5)
-    modulations = 2 * 2 * (2 * 2 * 32 * 6 * 32) + 3 * (2 * 2 * 32 * 3 * 32)  # once a sample: not among what is kept
-    assert 0 <= found[-1] - flops(None) <= modulations
+def test_a_cheaper_level_computes_less_twice() -> None:
+    every = ("linear2", "q_proj", "k_proj", "v_mlp")
+    levels: list[Level] = ["full", "selective", ("linear2",), every, "none"]
+    found = dict(zip(levels, map(flops, levels), strict=True))
+    assert list(found.values()) == sorted(set(found.values()), reverse=True)
+    assert found["full"] - found["selective"] == 5 * 2 * 2 * (2 * 23**2 * 32)  # attention of five blocks
+    assert found["selective"] - found["linear2",] == 3 * 2 * 2 * 23 * 160 * 32
+    assert flops(("linear2",), BlockStore(1 << 20, least_bytes=1)) == found["linear2",]
 
 
-def test_attention_is_kept_first_then_the_layers_of_most_inputs() -> None:
+def test_the_level_is_switched_for_each_micro_batch() -> None:
+    entries = {("", 1): "full", ("", 2): "selective", ("", 3): "none"}
+    current = CurrentLevel("none", entries)
+    model = built(current)
+    for (name, frames), level in (*entries.items(), (("other", 5), "full")):
+        current.use(Bucket(name, frames, "", (frames, 3, 3), 2))
+        with FlopCounterMode(display=False) as counter:
+            loss_of(model).backward()
+        assert current.level == level
+        assert counter.get_total_flops() == flops(level)
+        model.zero_grad()
+
+
+def test_layers_are_saved_by_their_sizes_on_one_rank_and_unknown_ones_refused() -> None:
     model = MMDiT(CONFIG)
-
-    def kept(blocks: str, budget: float) -> str:
-        return str(choose_kept(model, blocks, budget))
-
-    assert kept("single_blocks", INPUTS) == ""
-    assert kept("single_blocks", 0.0) == kept("single_blocks", 1 / 9) == "attention"  # a ninth of what they put out
-    assert kept("single_blocks", 0.25) == "attention, linear2"
-    assert kept("single_blocks", 1.0) == "attention, linear2, q_proj, k_proj, v_mlp"
-    assert kept("double_blocks", 0.2) == "attention, img_mlp.2"
-
-
-def use_backend(model: nn.Module, backend: Backend) -> None:
-    for module in model.modules():
-        if isinstance(module, Attention):
-            module.backend = backend
+    assert set(saved_by_list(model, "selective").values()) == {Saved()}
+    whole, half = (saved_by_list(model, (*LAYERS, "q_proj"), tensor) for tensor in (1, 2))
+    assert whole == {
+        "double_blocks": Saved(frozenset({(128, 32)})),
+        "single_blocks": Saved(frozenset({(160, 32), (32, 32)})),
+    }
+    assert half == {
+        "double_blocks": Saved(frozenset({(64, 32)})),
+        "single_blocks": Saved(frozenset({(80, 32), (32, 16)})),
+    }
+    with pytest.raises(UserError, match=r"model.recompute: linear3: not a linear layer of the blocks; use .*linear2"):
+        saved_by_list(model, ("linear2", "linear3"))
 
 
-@pytest.mark.parametrize("backend", ["math", "flex"])
-def test_attention_that_is_always_computed_again_leaves_the_budget_to_linear_layers(backend: str) -> None:
-    model = MMDiT(CONFIG.model_copy(update={"attention": backend}))
-    kept = choose_kept(model, "single_blocks", 1 / 9)
-    assert (kept.attention, kept.layers) == (False, ("linear2",))
-    assert not keeps_outputs(model, 0.0)
-    use_backend(model, "flash")
-    assert str(choose_kept(model, "single_blocks", 1 / 9)) == "attention"
+def test_blocks_are_recomputed_as_either_key_asks() -> None:
+    def asked(**keys: Any) -> tuple[Level, tuple[int, ...]]:
+        return level_and_counts(MMDiTConfig(depth=2, depth_single_blocks=3, **keys))
+
+    assert asked() == asked(recompute="none", grad_ckpt_settings=(1, 1)) == ("none", (0, 0))
+    assert asked(grad_ckpt_settings=(1, 100)) == ("selective", (1, 3))
+    assert asked(recompute="full") == ("full", (2, 3))
+    assert asked(recompute=["linear2"], grad_ckpt_settings=(0, 1)) == (("linear2",), (0, 1))
+    for number in (0, 1, -0.5, 1.5):
+        with pytest.raises(ValueError, match="recompute"):
+            asked(recompute=number)
+
+
+def test_a_number_is_refused_where_the_compiler_cannot_choose() -> None:
+    check_level(0.5, compiled=True, ranks=1)
+    check_level("full", compiled=False, ranks=4)
+    with pytest.raises(UserError, match=r"^model.recompute = 0.5: .* not compiled; write compile = True, or "):
+        check_level(0.5, compiled=False, ranks=1)
+    with pytest.raises(UserError, match=r"^model.recompute = 0.5: .* the 4 ranks that share a micro-batch; write "):
+        check_level(0.5, compiled=True, ranks=4)
 
 
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_attention_by_flash_attention_3_is_kept(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+def test_attention_by_flash_attention_3_is_saved(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     calls = flash_attention_3.install(monkeypatch)
-    model = built((2, 3), 0.0)
-    use_backend(model, "fa3")
     compiler = BlockCompiler(backend="aot_eager")
-    if compiled:
-        compiler.compile(model)
+    model = built("selective", compiler=compiler if compiled else None)
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.backend = "fa3"
     loss_of(model).backward()
     assert sorted(calls) == ["activated"] + 5 * ["backward"] + 5 * ["forward"]
     assert sum(compiler.variants.values()) == 2 * compiled
@@ -169,17 +190,11 @@ def test_attention_by_flash_attention_3_is_kept(monkeypatch: pytest.MonkeyPatch,
         torch.testing.assert_close(grad, gradients(PLAIN)[name], atol=1e-6, rtol=1e-5)
 
 
-def test_what_is_kept_is_told_in_the_sizes_of_one_rank() -> None:
-    model = MMDiT(CONFIG)
-    whole, half = (choose_kept(model, "single_blocks", 1.0, tensor) for tensor in (1, 2))
-    assert whole.products == {(160, 32), (32, 32), (32, 160)}
-    assert half.products == {(80, 32), (32, 16), (32, 80)}
-
-
-@pytest.mark.parametrize(("budget", "pieces"), [(INPUTS, 5), (0.0, 10), (0.25, 15)])  # attention; a layer too
-def test_inputs_and_what_is_kept_wait_with_the_host_and_the_memory_is_used_again(budget: float, pieces: int) -> None:
+@pytest.mark.parametrize(("level", "pieces"), [("none", 0), ("full", 5), ("selective", 10), (LAYERS, 15)])
+def test_saved_tensors_are_offloaded_and_the_memory_is_used_again(level: Level, pieces: int) -> None:
+    """Inputs, outputs of attention and of a layer, of five blocks; those of a double block are in two parts."""
     store = BlockStore(1 << 20, least_bytes=1000)
-    model = built((2, 3), budget, store)
+    model = built(level, store=store)
     loss = loss_of(model)
     assert store.room.used_bytes == pieces * 6144  # 23 tokens of two samples, in lines of 512 bytes
     loss.backward()
@@ -193,12 +208,11 @@ def test_inputs_and_what_is_kept_wait_with_the_host_and_the_memory_is_used_again
 
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.slow
-def test_what_compiled_blocks_keep_waits_with_the_host_too() -> None:
+def test_tensors_that_compiled_blocks_save_are_offloaded_too() -> None:
     """As much as of eager ones, and no weights."""
     stores = [BlockStore(1 << 20, least_bytes=1000) for _ in range(2)]
-    eager, compiled = built((2, 3), 0.25, stores[0]), built((2, 3), 0.25)
-    BlockCompiler(backend="aot_eager_decomp_partition").compile(compiled)
-    offload_inputs(compiled, (2, 3), stores[1], compiled=True)
+    compiler = BlockCompiler(backend="aot_eager_decomp_partition")
+    eager, compiled = built(LAYERS, store=stores[0]), built(LAYERS, store=stores[1], compiler=compiler)
     losses = [loss_of(model) for model in (eager, compiled)]
     assert stores[1].room.used_bytes == stores[0].room.used_bytes > 0
     for loss in losses:
@@ -214,16 +228,16 @@ def test_sizes_may_be_symbols_of_the_compiler() -> None:
     """As where adapters on other bases were compiled before, in one process."""
     shapes = ShapeEnv()
     width = shapes.create_symintnode(shapes.create_symbol(32, ConstantSource("width")), hint=32)
-    kept = Kept(True, frozenset({(32, 8)}))
+    saved = Saved(frozenset({(32, 8)}))
     with pytest.raises(TypeError, match="unhashable"):
         hash((width, 8))
-    assert kept.takes((width, 8))
-    assert not kept.takes((width, 16))
+    assert saved.has((width, 8))
+    assert not saved.has((width, 16))
 
 
 def test_what_finds_no_room_stays_on_the_device() -> None:
     store = BlockStore(6000, least_bytes=1)  # one input of a block
-    model = built((2, 3), store=store)
+    model = built("full", store=store)
     loss = loss_of(model)
     assert 0 < store.room.used_bytes <= 6000
     loss.backward()
@@ -232,7 +246,7 @@ def test_what_finds_no_room_stays_on_the_device() -> None:
 
 def test_two_forwards_may_wait_at_once() -> None:
     store = BlockStore(1 << 20, least_bytes=1)
-    model, plain = built((2, 3), store=store), built(None)
+    model, plain = built("full", store=store), built()
     for each in (model, plain):
         (loss_of(each) + loss_of(each, 3)).backward()
     assert all(torch.equal(gradients(model)[name], grad) for name, grad in gradients(plain).items())
@@ -242,7 +256,7 @@ def test_two_forwards_may_wait_at_once() -> None:
 def test_nothing_waits_without_gradients() -> None:
     store = BlockStore(1 << 20, least_bytes=1)
     with torch.no_grad():
-        loss_of(built((2, 3), store=store))
+        loss_of(built("full", store=store))
     assert store.room.most_bytes == 0
 
 
@@ -258,37 +272,20 @@ def test_room_is_given_out_in_the_first_gap_and_never_twice() -> None:
 
 def test_more_host_memory_than_there_is_is_one_sentence() -> None:
     with pytest.raises(UserError, match=r"model.grad_ckpt_buffer_size = .*choose fewer bytes"):
-        loss_of(built((2, 3), store=BlockStore(1 << 60, least_bytes=1)))
+        loss_of(built("full", store=BlockStore(1 << 60, least_bytes=1)))
 
 
-@pytest.mark.parametrize("key", ["grad_ckpt_budget", "grad_ckpt_buffer_size"])
-def test_keys_of_recomputation_want_recomputed_blocks(key: str) -> None:
-    with pytest.raises(ValueError, match=r"write grad_ckpt_settings = \(19, 38\) too"):
-        MMDiTConfig(**{key: 1})
+def test_a_buffer_wants_recomputed_blocks() -> None:
+    with pytest.raises(ValueError, match=r'write recompute = "selective" too'):
+        MMDiTConfig(grad_ckpt_buffer_size=1)
 
 
-@pytest.mark.usefixtures("fresh_compiler")
-def test_a_compiled_block_keeps_what_it_is_told() -> None:
-    """Compilation comes after `remat_blocks` here: it finds the marks."""
-    model = built((2, 3), 0.25)
-    saved = {}
-    for name, again in (("eager", model), ("compiled", built((2, 3), 0.25))):
-        if name == "compiled":
-            block = again.single_blocks[0]
-            block.forward = torch.compile(block.forward, backend="aot_eager")
-        loss = loss_of(again)
-        loss.backward()
-        saved[name] = gradients(again)
-    largest = max(float(grad.abs().max()) for grad in saved["eager"].values())
-    for name, grad in saved["eager"].items():
-        assert within(float((saved["compiled"][name] - grad).abs().max()), 1e-5 * largest)
-
-
-def kept_by_compiled(budget: float) -> int:
-    """Bytes that a compiled single block keeps, computed again with a budget."""
-    model, found = built((0, 3), budget), []
+def saved_by_compiled(level: Level) -> int:
+    """Bytes that a compiled single block saves at a level."""
+    compiler = BlockCompiler(dynamic=False, backend="aot_eager_decomp_partition")
+    model, found = built(level, (0, 3), compiler=compiler), []
     block = model.single_blocks[1]
-    forward = torch.compile(block.forward, backend="aot_eager_decomp_partition", dynamic=False)
+    forward = block.forward
 
     def see(*args: Tensor) -> Tensor:
         out: list[Tensor] = []
@@ -302,12 +299,28 @@ def kept_by_compiled(budget: float) -> int:
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-def test_attention_is_kept_with_its_sums_and_projections_by_the_budget() -> None:
+def test_compiled_blocks_save_what_their_level_says() -> None:
     tokens = 2 * (18 + 5) * 4  # bytes of one number of each
-    attention = 32 + 2  # what it gives, and the log-sum-exp of two heads
-    assert kept_by_compiled(INPUTS) == tokens * 32
-    assert kept_by_compiled(0.0) == tokens * (32 + attention)
-    assert kept_by_compiled(1.0) == tokens * (32 + attention + 3 * 32 + 4 * 32 + 32)  # q, k, v, inner width, linear2
+    attention = 32 + 2  # its output, and the log-sum-exp of two heads
+    full = tokens * 32
+    assert saved_by_compiled("full") == full
+    assert saved_by_compiled("selective") == full + tokens * attention
+    every = ("linear2", "q_proj", "k_proj", "v_mlp")
+    assert saved_by_compiled(every) == full + tokens * (
+        attention + 3 * 32 + 4 * 32 + 32
+    )  # q, k, v, inner width, linear2
+    some = [saved_by_compiled(number) for number in (0.2, 0.5, 0.8)]
+    assert full < some[0] < some[2] <= saved_by_compiled("none")
+    assert some == sorted(some)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_number_changes_no_gradient() -> None:
+    model = built(0.3, (0, 2), compiler=BlockCompiler(backend="aot_eager_decomp_partition"))
+    loss_of(model).backward()
+    largest = max(float(grad.abs().max()) for grad in gradients(PLAIN).values())
+    for name, grad in gradients(PLAIN).items():
+        assert within(float((gradients(model)[name] - grad).abs().max()), 1e-5 * largest)
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -316,7 +329,7 @@ def test_attention_is_kept_with_its_sums_and_projections_by_the_budget() -> None
 def test_recomputation_in_compiled_code_sees_what_its_forward_saw(dtype: torch.dtype, most: float) -> None:
     found = []
     for counts in ((0, 0), (0, 1)):
-        model = built(counts, 0.0)
+        model = built("selective", counts)
         block = model.single_blocks[0].to(dtype)
         compiled = torch.compile(block.forward)
         block.forward = lambda x, vec, rope, run=compiled: run(x.to(dtype), vec.to(dtype), rope).float()
@@ -353,9 +366,7 @@ def test_offloading_on_a_gpu_gives_the_same_gradients_and_frees_inputs() -> None
             for index, p in enumerate(model.parameters()):
                 p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(index)) * 0.02)
         store = BlockStore(num_bytes) if num_bytes else None
-        remat_blocks(model, (2, 12), budget=0.12, store=store)
-        if store is not None:
-            offload_inputs(model, (2, 12), store)
+        set_blocks(model, "selective", store=store)
         x = torch.randn(4, 12, 16, 16, 16, generator=torch.Generator().manual_seed(1)).cuda()
         text = torch.zeros(4, 8, 8, device="cuda")
         conditions = Conditions(text=text, vector=torch.zeros(4, 8, device="cuda"))
@@ -373,23 +384,20 @@ def test_offloading_on_a_gpu_gives_the_same_gradients_and_frees_inputs() -> None
         assert torch.allclose(grads[1 << 30][name], grad, rtol=1e-2, atol=1e-3)
 
 
-def test_scans_that_are_kept_are_not_computed_again() -> None:
+def test_scans_that_are_saved_are_not_computed_twice() -> None:
     """Of TTT-Video: attention and the scans of both directions, and then gradients are the same."""
     config = golden_ttt_video.tiny_config("mlp", attention="sdpa")
     gradients, flops = [], []
-    for budget, store in ((None, None), (INPUTS, None), (0.0, None), (0.0, BlockStore(1 << 20, least_bytes=1))):
+    offloaded = BlockStore(1 << 20, least_bytes=1)
+    for level, store in (("none", None), ("full", None), ("selective", None), ("selective", offloaded)):
         model = TTTVideo(config)
         initialise(model, 3)
-        if budget is not None:
-            remat_blocks(model, (2,), budget=budget, store=store)
-        if store is not None:
-            offload_inputs(model, (2,), store)
+        set_blocks(model, level, store=store)
         inputs = golden_ttt_video.random_inputs(config)
         with FlopCounterMode(display=False) as counter:
             model(*inputs).square().mean().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
         flops.append(counter.get_total_flops())
-    assert str(choose_kept(model, "transformer_blocks", 0.0)) == "attention"
     assert all(torch.equal(found, gradients[0]) for found in gradients[1:])
     scans = 2 * config.num_layers * inner_flops(config, Segments(5, 6, 2), 3)
     assert flops[1] - flops[2] >= scans > 0

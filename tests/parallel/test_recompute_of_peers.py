@@ -1,4 +1,4 @@
-"""Recomputation among sequence and tensor peers, which keep outputs and let them wait in host memory as one does."""
+"""Recomputation among sequence and tensor peers, which save and offload outputs as one process does."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from longtake.parallel import (
     BlockStore,
     Mesh,
     ParallelConfig,
-    Split,
     World,
     cut_model,
     initialise_sharded,
-    offload_inputs,
-    remat_blocks,
     shard_model,
 )
 from tests.models.initialised import initialise
+from tests.parallel.blocks import set_blocks
 from tests.parallel.one_step import whole
 from tests.parallel.plays import gradients_apart
 from tests.parallel.tiny import micro_loss, tiny
 from tests.precision import within
 from tests.ranks import on_ranks
 
+LAYERS = ("linear2", "img_mlp.2")
 WAYS = {"tensor": {"tensor": 2}, "sequence": {"sequence": 2}, "ring": {"sequence": 2, "sequence_attention": "ring"}}
 
 
-def kept_by_peers(world: World) -> dict[str, float]:
-    """How far gradients of two peers, all blocks recomputed and some outputs kept, are from one process."""
+def saved_by_peers(world: World) -> dict[str, float]:
+    """How far gradients of two peers, all blocks recomputed and some outputs saved, are from one process."""
     found = {}
     for name, parallel in WAYS.items():
         config = tiny(attention="sdpa")
@@ -42,9 +41,7 @@ def kept_by_peers(world: World) -> dict[str, float]:
             model = MMDiT(config)
         cut = cut_model(model, mesh)
         store = BlockStore(1 << 20, least_bytes=1)
-        kept = remat_blocks(model, (2, 2), cut, Split(1.0, 0.5, (0, 1)), store)
-        assert all(kept.values())
-        offload_inputs(model, (2, 2), store)
+        set_blocks(model, LAYERS, cut=cut, store=store)
         shard_model(model, mesh, torch.float32)
         initialise_sharded(model, torch.device("cpu"), 3)
         (micro_loss(model, 0) + micro_loss(model, 2)).backward()
@@ -57,20 +54,17 @@ def kept_by_peers(world: World) -> dict[str, float]:
 
 
 def compiled_by_peers(world: World, way: str, dtype: torch.dtype) -> dict[str, float]:
-    """How far gradients of two peers' compiled blocks with a budget are from those of eager ones that recompute
+    """How far gradients of two peers' selective compiled blocks are from those of eager ones that recompute
     nothing, over two lengths; the largest is 1. And the graphs of a kind of block, and their breaks."""
     depths = (1, 0) if way == "tensor" else (0, 1)
     config = tiny(attention="sdpa", depth=depths[0], depth_single_blocks=depths[1])
     mesh, found = Mesh.create(ParallelConfig(**WAYS[way]), world), []
     compiler = BlockCompiler(backend="aot_eager")
-    for budget in (None, 0.5):
+    for level in ("none", "selective"):
         with torch.device("meta"):
             model = MMDiT(config)
         cut = cut_model(model, mesh)
-        if budget is not None:
-            kept = remat_blocks(model, depths, cut, budget)
-            assert any(one.attention and one.products for one in kept.values())
-            compiler.compile(model, cut)
+        set_blocks(model, level, cut=cut, compiler=None if level == "none" else compiler)
         shard_model(model, mesh, dtype)
         initialise_sharded(model, torch.device("cpu"), 3)
         (micro_loss(model, 0) + micro_loss(model, 4)).backward()
@@ -83,7 +77,7 @@ def compiled_by_peers(world: World, way: str, dtype: torch.dtype) -> dict[str, f
 
 
 @pytest.mark.slow
-def test_compiled_peers_keep_outputs_in_one_graph(tmp_path: Path) -> None:
+def test_compiled_peers_save_outputs_in_one_graph(tmp_path: Path) -> None:
     fp32, bf16 = torch.float32, torch.bfloat16
     cases = [("sequence", bf16), ("ring", fp32), ("tensor", fp32)]
     plays = {f"{way}, {dtype}": partial(compiled_by_peers, way=way, dtype=dtype) for way, dtype in cases}
@@ -93,6 +87,6 @@ def test_compiled_peers_keep_outputs_in_one_graph(tmp_path: Path) -> None:
             assert (facts[name]["graphs"], facts[name]["breaks"]) == (1, 0), name
 
 
-def test_peers_keep_outputs_too(tmp_path: Path) -> None:
-    for facts in on_ranks(2, tmp_path, {"kept": kept_by_peers}):
-        assert within(max(facts["kept"].values()), 1e-5), facts
+def test_peers_save_outputs_too(tmp_path: Path) -> None:
+    for facts in on_ranks(2, tmp_path, {"saved": saved_by_peers}):
+        assert within(max(facts["saved"].values()), 1e-5), facts
