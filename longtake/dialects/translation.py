@@ -192,6 +192,12 @@ def recompute_fully(work: Translation, like: Node) -> None:
         work.put(key, "full", like)
 
 
+def recompute_nothing(work: Translation, like: Node) -> None:
+    """No block is recomputed, whatever a preset below says."""
+    work.put("model.grad_ckpt_settings", None, like, "")
+    work.put("model.recompute", "none", like, "")
+
+
 def _without(branch: Branch, parts: list[str]) -> Branch | None:
     """The branch without what stands at the end of `parts`; None where nothing is left."""
     key = matching_key(branch.items, parts[0])

@@ -56,6 +56,7 @@ def test_every_word_that_is_not_needed_is_answered_with_one_line(tmp_path: Path)
         (("--grad_ckpt_buffer_size", "1000", "--dtype", "fp32"), "model.grad_ckpt_buffer_size", 4000),
         (("--model.grad_ckpt_buffer_size", "1000"), "model.grad_ckpt_buffer_size", 1000),
         (("--grad_checkpoint", "False"), "model.grad_ckpt_settings", None),
+        (("--grad_checkpoint", "False"), "model.recompute", "none"),
         (("--model.recompute", "selective"), "model.recompute", "selective"),
         (("--sigma_min", "1e-3"), "objective.sigma_min", 1e-3),
         (("--plugin_config.sp_size", "2"), "parallel.sequence", 2),

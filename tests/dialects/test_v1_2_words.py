@@ -160,6 +160,7 @@ def test_a_file_in_the_old_keys_says_what_the_preset_says(name: str, tmp_path: P
     for step in (0, 1, 200, 399, 400, 600, 800, 1200):
         assert learning_rate(config, step) == pytest.approx(learning_rate(wanted, step), rel=1e-12)
     own = {"from_pretrained": "PixArt.pth", "strict_load": False, "recompute": "full"}
+    own |= {"grad_ckpt_settings": (28, 28)}
     assert config.model == wanted.model.model_copy(update=own)
 
 

@@ -188,7 +188,7 @@ def test_every_preset_of_training_but_the_demos_is_fast_by_default() -> None:
         curriculum = read_curriculum(str(preset.path))
         for words in [[]] if curriculum is None else [["--stage", stage.name] for stage in curriculum.stages]:
             run = read_run(str(preset.path), words, RunWithoutTable).value
-            kept = run.model.recompute == "auto"
+            kept = run.model.recompute == "auto" or (run.model.recompute, run.model.grad_ckpt_settings) == (None, None)
             found = run.compile, run.parallel.zero, kept
             if found != ("auto", 3, True):
                 slow[preset.name] = found

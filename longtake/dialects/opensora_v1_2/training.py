@@ -7,7 +7,7 @@ from typing import Any
 from longtake.config.tree import Node, plain
 from longtake.dialects.opensora_v1_2.flags import LEFT as LEFT_FLAGS
 from longtake.dialects.opensora_v1_2.shared import is_old, lay, translate_parts
-from longtake.dialects.translation import Fixed, Translation, recompute_fully, value_of
+from longtake.dialects.translation import Fixed, Translation, recompute_fully, recompute_nothing, value_of
 
 _STORE = "make a store by `longtake data encode RUN -o FOLDER` and give it as dataset.latents"
 _FEATURES = "a latent store says its own sizes"
@@ -120,7 +120,10 @@ def _recomputation(work: Translation) -> None:
             work.refuse("grad_checkpoint", node, "must be True or False")
         return
     depth = int(work.number("model.depth", 28))
-    work.put("model.grad_ckpt_settings", (depth, depth) if plain(node) else None, node)
+    if not plain(node):
+        recompute_nothing(work, node)
+        return
+    work.put("model.grad_ckpt_settings", (depth, depth), node)
     recompute_fully(work, node)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from longtake.config.tree import Leaf, plain
 from longtake.dialects.opensora_v2.shared import ELEMENT_BYTES, translate_lora, translate_model, translate_plugin
-from longtake.dialects.translation import Fixed, Translation, recompute_fully
+from longtake.dialects.translation import Fixed, Translation, recompute_fully, recompute_nothing
 
 ALL_BLOCKS = (100, 100)
 _SETTINGS = ("grad_ckpt_setting", "grad_ckpt_settings", "model.grad_ckpt_setting")
@@ -78,7 +78,7 @@ def _recomputation(work: Translation) -> None:
         return
     if wanted is False:
         work.note("grad_checkpoint", node, "model.grad_ckpt_settings = None")
-        work.put("model.grad_ckpt_settings", None, node, "")
+        recompute_nothing(work, node)
         work.put("model.grad_ckpt_buffer_size", 0, node, "")
     elif wanted is not True:
         work.refuse("grad_checkpoint", node, "must be True or False")
