@@ -83,7 +83,8 @@ def forecast(words: list[str]) -> list[str]:
             status = end.code
     if status and "fits" not in said.getvalue():
         sys.exit(f"longtake {shlex.join(words)}: {complaint.getvalue()}")
-    first, second, *rest = said.getvalue().splitlines()
+    lines = [line for line in said.getvalue().splitlines() if not line.startswith("this machine: ")]
+    first, second, *rest = lines
     table = [re.split(r"\s{2,}", line) for line in rest if re.match(r"bucket |\S+/\d+f ", line)]
     return [*_folded(first), *_folded(second), *_aligned(_fullest(table))]
 

@@ -13,7 +13,7 @@ MOST_SAMPLES = 4096  # of one micro-batch; more is never of use
 
 
 def largest_batch(work: Work, bucket: Bucket, layout: Layout, machine: Machine) -> int:
-    """The largest batch size of a bucket that fits; 0: none does. A budget that is "auto" gives way to it."""
+    """The largest batch size of a bucket that fits; 0: none does. A level that is "auto" is "full" for it."""
     return _most(lambda batch: machine.usable_bytes - work.memory(bucket, layout.least, batch).total, MOST_SAMPLES)
 
 

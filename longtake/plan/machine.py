@@ -47,7 +47,7 @@ class Machine:
 
     @property
     def room_bytes(self) -> int:
-        """What a budget that is "auto" fills of it: on a CPU nothing."""
+        """Memory that `model.recompute = "auto"` may fill: on a CPU none."""
         return self.usable_bytes if self.device != CPU else 0
 
     @cached_property

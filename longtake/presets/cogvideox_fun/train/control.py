@@ -4,9 +4,9 @@
 #   torchrun --nproc_per_node 8 -m longtake train cogvideox_fun/control --dataset.data-path clips.parquet
 #   longtake plan cogvideox_fun/control --gpus 8 --gpu h100 --dataset.data-path clips.parquet
 #     1.69 B parameters on 8 x h100, 73.6 GiB of 80 GiB each to be used
-#     shard 8, zero 3, remat 30 transformer blocks, budget auto keeps 1, 1 micro-batch a rank a step
+#     shard 8, zero 3, recomputed 30 transformer blocks at auto: "none", 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     512px/49f  13,312      1     0.79   0.00   1.58  0.00      2.00      0.26   16.81       21.4  2.08    25
+#     512px/49f  13,312      1     0.79   0.00   1.58  0.00      2.00      0.23   32.43       37.0  2.06    25
 _base_ = "full_2b.py"
 
 model = dict(visual="control", positions="fun")

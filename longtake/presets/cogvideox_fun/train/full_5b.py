@@ -3,10 +3,10 @@
 #   longtake train cogvideox_fun/full_5b --dataset.data-path clips.parquet
 #   longtake plan cogvideox_fun/full_5b --gpus 1 --gpu h100 --dataset.data-path clips.parquet
 #     5.57 B parameters on 1 x h100, 73.6 GiB of 80 GiB each to be used
-#     zero 3, remat 42 transformer blocks, budget auto keeps 1, bf16 masters, 8-bit moments,
+#     zero 3, recomputed 42 transformer blocks at auto: "selective" or "none", bf16 masters, 8-bit moments,
 #       1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     512px/49f  13,312      1    10.38   0.00  10.54  0.00      1.14      0.35   37.15       59.6  2.22     9
+#     512px/29f   8,192      1    10.38   0.00  10.54  0.00      1.14      0.28   45.04       67.4  1.18    15
 _base_ = "lora_5b.py"
 
 lora = None

@@ -3,10 +3,10 @@
 #   longtake train cogvideox_fun/lora_2b --dataset.data-path clips.parquet
 #   longtake plan cogvideox_fun/lora_2b --gpus 1 --gpu 4090 --dataset.data-path clips.parquet
 #     1.69 B parameters on 1 x 4090, 22.1 GiB of 24 GiB each to be used
-#     zero 3, remat 30 transformer blocks, budget auto keeps 0.6 to 1, 58.98 M of the parameters train,
+#     zero 3, recomputed 30 transformer blocks at auto: "selective" or "none", 58.98 M of the parameters train,
 #       1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     512px/49f  13,312      1     3.37   0.00   0.44  0.00      1.14      0.11   15.46       20.5  7.06     6
+#     512px/25f   7,168      1     3.37   0.00   0.44  0.00      1.14      0.11   14.73       19.8  3.26    11
 _base_ = "../parts.py"
 
 sizes = dict(

@@ -3,10 +3,10 @@
 #   longtake train cogvideox_fun/lora_5b_inp --dataset.data-path clips.parquet
 #   longtake plan cogvideox_fun/lora_5b_inp --gpus 1 --gpu 4090 --dataset.data-path clips.parquet
 #     5.57 B parameters on 1 x 4090, 22.1 GiB of 24 GiB each to be used
-#     zero 3, remat 42 transformer blocks, budget auto keeps 0.2 to 1, 132.12 M of the parameters train,
+#     zero 3, recomputed 42 transformer blocks at auto: "selective", 132.12 M of the parameters train,
 #       1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     512px/29f   8,192      1     5.71   0.00   0.98  0.00      1.14      0.25   12.70       20.8  8.78     4
+#     512px/49f  13,312      1     5.71   0.00   0.98  0.00      1.14      0.25    8.57       16.6  16.4     2
 _base_ = "lora_5b.py"
 
 condition_config = dict(inpaint=1.0)  # every kind of mask in its published share; without it the model sees zeros

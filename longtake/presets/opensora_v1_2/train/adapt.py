@@ -5,12 +5,12 @@
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v1_2/adapt --dataset.data-path clips.parquet
 #   longtake plan opensora_v1_2/adapt --gpus 8 --gpu h100 --dataset.data-path clips.parquet --stage temporal_videos
 #     1.21 B parameters on 8 x h100, 73.6 GiB of 80 GiB each to be used
-#     shard 8, zero 3, remat 0 spatial + 0 temporal blocks, 595.16 M of the parameters train,
+#     shard 8, zero 3, recomputed 28 spatial + 28 temporal blocks at auto: "none", 595.16 M of the parameters train,
 #       1 micro-batch a rank a step
 #       bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU      s  fits
-#     360p/17f   4,625      4     0.42   0.00   0.55  0.28      9.20      0.12   28.27       38.9  0.829     8
-#     240p/17f   2,100      9     0.42   0.00   0.55  0.28      9.20      0.12   29.08       39.7  0.845    19
-#     144p/17f     750     25     0.42   0.00   0.55  0.28      9.20      0.11   29.50       40.1  0.877    53
+#     360p/17f   4,625      4     0.42   0.00   0.55  0.28      9.20      0.12   28.27       38.9  0.829    72
+#     240p/17f   2,100      9     0.42   0.00   0.55  0.28      9.20      0.12   29.08       39.7  0.845   158
+#     144p/17f     750     25     0.42   0.00   0.55  0.28      9.20      0.11   29.50       40.1  0.877   435
 _base_ = "parts.py"
 
 exp_name = "opensora_v1_2_adapt"

@@ -3,19 +3,19 @@
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v1_2/stage2 --dataset.data-path clips.parquet
 #   longtake plan opensora_v1_2/stage2 --gpus 8 --gpu h100 --dataset.data-path clips.parquet
 #     1.21 B parameters on 8 x h100, 73.6 GiB of 80 GiB each to be used
-#     shard 8, zero 3, remat 28 spatial + 28 temporal blocks, budget auto keeps inputs to 1,
+#     shard 8, zero 3, recomputed 28 spatial + 28 temporal blocks at auto: "selective" or "full",
 #       1.20 B of the parameters train, 1 micro-batch a rank a step
-#        bucket   tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#       2048/1f   16,384      5     0.56   0.00   1.12  0.56      9.20      0.12   56.13       67.7  4.47    20
-#      1080p/1f    8,184      5     0.56   0.00   1.12  0.56      9.20      0.12   56.15       67.7  1.76    41
-#       1024/1f    4,096     36     0.56   0.00   1.12  0.56      9.20      0.12   56.36       67.9  6.06    82
-#      720p/51f   54,825      1     0.56   0.00   1.12  0.56      9.20      0.12   56.38       67.9  3.07     6
-#      480p/51f   24,480      5     0.56   0.00   1.12  0.56      9.20      0.12   56.28       67.8  6.56    13
-#      512/408f  122,880      1     0.56   0.00   1.12  0.56      9.20      0.12   56.22       67.8  6.56     2
-#      360p/51f   13,875      8     0.56   0.00   1.12  0.56      9.20      0.12   56.29       67.9  5.76    23
-#     240p/204f   25,200      5     0.56   0.00   1.12  0.56      9.20      0.12   56.32       67.9  6.38    13
-#      256/408f   30,720      2     0.56   0.00   1.12  0.56      9.20      0.12   56.21       67.8  3.13    10
-#     144p/204f    9,000     13     0.56   0.00   1.12  0.56      9.20      0.12   56.37       67.9  5.75    36
+#        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
+#       2048/1f  16,384      5     0.56   0.00   1.12  0.56      9.20      0.12   34.86       46.4  4.56    20
+#      1080p/1f   8,184      5     0.56   0.00   1.12  0.56      9.20      0.12   17.42       29.0  1.85    41
+#       1024/1f   4,096     36     0.56   0.00   1.12  0.56      9.20      0.12   27.09       38.7  6.21    82
+#       720p/1f   3,655     36     0.56   0.00   1.12  0.56      9.20      0.12   56.11       67.7  5.25    92
+#      480p/51f  24,480      5     0.56   0.00   1.12  0.56      9.20      0.12   52.60       64.2  6.59    13
+#      512/204f  61,440      2     0.56   0.00   1.12  0.56      9.20      0.12   52.80       64.4  6.59     5
+#       360p/1f     925    141     0.56   0.00   1.12  0.56      9.20      0.12   56.07       67.6  5.15   358
+#       240p/1f     420    297     0.56   0.00   1.12  0.56      9.20      0.12   54.31       65.9  5.49   765
+#        256/1f     256    297     0.56   0.00   1.12  0.56      9.20      0.12   33.60       45.2   3.9  1215
+#     144p/102f   4,500     27     0.56   0.00   1.12  0.56      9.20      0.12   52.34       63.9  6.07    73
 _base_ = "parts.py"
 
 exp_name = "opensora_v1_2_stage2"

@@ -5,9 +5,10 @@
 #       --dataset.data-path clips.parquet
 #   longtake plan opensora_v2/finetune --gpus 8 --gpu h100 --dataset.data-path clips.parquet
 #     11.89 B parameters on 8 x h100, 73.6 GiB of 80 GiB each to be used
-#     shard 8, zero 3, remat 19 double + 38 single blocks, budget auto keeps 1, 1 micro-batch a rank a step
-#       bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     256px/1f     260     16     5.54   0.00  11.07  0.00      2.24      0.72   42.93       62.5  1.07   147
+#     shard 8, zero 3, recomputed 19 double + 38 single blocks at auto: "selective" or "none",
+#       1 micro-batch a rank a step
+#         bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
+#     256px/113f   7,540      1     5.54   0.00  11.07  0.00      2.24      0.72   48.76       68.3  1.32    14
 _base_ = "stage1_i2v.py"
 
 _256px = {

@@ -3,10 +3,10 @@
 #   longtake train opensora_v2/finetune_1gpu --dataset.data-path clips.parquet
 #   longtake plan opensora_v2/finetune_1gpu --gpus 1 --gpu h100 --dataset.data-path clips.parquet
 #     11.89 B parameters on 1 x h100, 73.6 GiB of 80 GiB each to be used, and 22.5 GiB of the host's memory for each
-#     zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.6 to 1, bf16 masters, 8-bit moments,
+#     zero 3, recomputed 19 double + 38 single blocks at auto: "selective" or "none", bf16 masters, 8-bit moments,
 #       moments in host memory, 8 micro-batches a rank a step
-#         bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     256px/129f   8,580      1    22.15  22.15   0.00  0.00      1.38      0.98   24.35       71.0  1.62     6
+#        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU      s  fits
+#     256px/49f   3,380      1    22.15  22.15   0.00  0.00      1.38      1.42   23.17       70.3  0.614    14
 _base_ = "finetune.py"
 
 _256px = {

@@ -4,11 +4,11 @@
 #   torchrun --nproc_per_node 8 -m longtake train opensora_v2/image --dataset.data-path clips.parquet
 #   longtake plan opensora_v2/image --gpus 8 --gpu h200 --dataset.data-path clips.parquet
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
-#     shard 8, zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.6 to 1, 1 micro-batch a rank a step
+#     shard 8, zero 3, recomputed 19 double + 38 single blocks at auto: "selective", 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     1024px/1f   4,116      7     5.54   0.00  11.07  0.00      9.29      0.72   92.77      119.4  3.56    47
-#      768px/1f   2,312     11     5.54   0.00  11.07  0.00      9.29      0.72   93.43      120.0  3.13    77
-#      256px/1f     260     50     5.54   0.00  11.07  0.00      9.29      0.72   93.18      119.8  3.25   278
+#     1024px/1f   4,116      7     5.54   0.07  11.07  0.00      9.29      1.24   25.47       52.7  4.04    47
+#      768px/1f   2,312     11     5.54   0.07  11.07  0.00      9.29      1.24   24.46       51.7  3.61    77
+#      256px/1f     260     50     5.54   0.07  11.07  0.00      9.29      1.24   30.67       57.9  3.74   278
 _base_ = "../parts.py"
 
 dataset = dict(

@@ -3,10 +3,10 @@
 #   longtake train opensora_v2/lora_24gb --dataset.data-path clips.parquet
 #   longtake plan opensora_v2/lora_24gb --gpus 1 --gpu 4090 --dataset.data-path clips.parquet
 #     11.89 B parameters on 1 x 4090, 22.1 GiB of 24 GiB each to be used
-#     zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.23 to 1, 63.50 M of the parameters train,
+#     zero 3, recomputed 19 double + 38 single blocks at auto: "selective", 63.50 M of the parameters train,
 #       4 micro-batches a rank a step
 #         bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     256px/129f   8,580      1     6.20   0.24   0.47  0.24      1.38      0.12   12.14       20.8  8.12     3
+#     256px/125f   8,320      1     6.20   0.24   0.47  0.24      1.38      0.00   11.23       19.7  8.19     3
 _base_ = "lora.py"
 
 _256px = {

@@ -4,11 +4,12 @@
 #       --dataset.data-path clips.parquet --model.from-pretrained outputs/stage1
 #   longtake plan opensora_v2/stage1_i2v --gpus 8 --gpu h200 --dataset.data-path clips.parquet
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
-#     shard 8, zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.6 to 1, 1 micro-batch a rank a step
+#     shard 8, zero 3, recomputed 19 double + 38 single blocks at auto: "selective" or "none",
+#       1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     1024px/1f   4,116      7     5.54   0.00  11.07  0.00      9.29      0.72   92.77      119.4  3.56    47
-#      768px/1f   2,312     13     5.54   0.00  11.07  0.00      9.29      0.72   93.61      120.2  3.76    77
-#     256px/29f   2,080     12     5.54   0.00  11.07  0.00      9.29      0.72   93.56      120.2   3.9    84
+#     1024px/1f   4,116      7     5.54   0.07  11.07  0.00      9.29      1.24   25.48       52.7  4.04    47
+#      768px/1f   2,312     13     5.54   0.07  11.07  0.00      9.29      1.24   28.91       56.1  4.25    77
+#      256px/5f     520     12     5.54   0.00  11.07  0.00      9.29      0.72   76.25      102.9  1.22   209
 _base_ = "stage1.py"
 
 model = dict(

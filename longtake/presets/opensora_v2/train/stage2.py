@@ -4,11 +4,11 @@
 #       --dataset.data-path clips.parquet --model.from-pretrained outputs/stage1
 #   longtake plan opensora_v2/stage2 --gpus 8 --gpu h200 --dataset.data-path clips.parquet
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used
-#     shard 2, sequence 4, zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.6 to 1,
+#     shard 2, sequence 4, zero 3, recomputed 19 double + 38 single blocks at auto: "selective" or "none",
 #       1 micro-batch a rank a step
 #         bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     768px/129f  76,296      2     5.54   0.00  11.07  0.00      9.29      0.72   93.45      120.1  19.6    11
-#       256px/1f     260    130     5.54   0.00  11.07  0.00      9.29      0.72   87.54      114.2  2.52  1089
+#      768px/13f   9,248      6     5.54   0.00  11.07  0.00      9.29      0.72   93.13      119.7  2.64    89
+#     256px/129f   8,580      6     5.54   0.00  11.07  0.00      9.29      0.72   86.77      113.4   2.6    96
 _base_ = "image.py"
 
 _256px = {

@@ -4,11 +4,11 @@
 #       --dataset.data-path clips.parquet --model.from-pretrained outputs/stage1_i2v
 #   longtake plan opensora_v2/stage2_i2v --gpus 8 --gpu h200 --dataset.data-path clips.parquet
 #     11.89 B parameters on 8 x h200, 129.7 GiB of 141 GiB each to be used, and 50.0 GiB of the host's memory for each
-#     shard 2, sequence 4, zero 3, remat 19 double + 38 single blocks, budget auto keeps 0.6 to 1,
-#       inputs of recomputed blocks and what they keep in 50.0 GiB of host memory, 1 micro-batch a rank a step
+#     shard 2, sequence 4, zero 3, recomputed 19 double + 38 single blocks at auto: "selective" or "none",
+#       what these save in 50.0 GiB of host memory, 1 micro-batch a rank a step
 #        bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     768px/57f  34,680      5     5.54   0.00  11.07  0.00      9.29      0.72   93.64      120.3  13.9    36
-#     256px/93f   6,240     28     5.54   0.00  11.07  0.00      9.29      0.72   93.64      120.3  8.98   191
+#      768px/5f   4,624     10     5.54   0.00  11.07  0.00      9.29      0.72   81.72      108.3  2.02   251
+#     256px/33f   2,340     80     5.54   5.20  11.07  0.00      9.29      2.63   11.20       44.9  9.11   449
 _base_ = "stage2.py"
 
 _256px = {

@@ -4,11 +4,10 @@
 #       --dataset.data-path clips.parquet
 #   longtake plan ttt_video/ttt_linear/30s --gpus 128 --gpu h100 --dataset.data-path clips.parquet
 #     7.17 B parameters on 128 x h100, 73.6 GiB of 80 GiB each to be used, and 72.0 GiB of the host's memory for each
-#     replicate 16, shard 4, tensor 2, zero 3, remat 42 transformer blocks, budget auto keeps attention to 0.23,
-#       inputs of recomputed blocks and what they keep in 72.0 GiB of host memory, 3.19 B of the parameters train,
-#       1 micro-batch a rank a step
+#     replicate 16, shard 4, tensor 2, zero 3, recomputed 42 transformer blocks at auto: "selective",
+#       what these save in 72.0 GiB of host memory, 3.19 B of the parameters train, 1 micro-batch a rank a step
 #           bucket   tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/481f  163,350      1     2.41   0.00   2.97  0.00      9.04      0.67   52.85       67.9  26.4     2
+#     480x720/481f  163,350      1     2.41   0.00   2.97  0.00      9.04      0.67   37.41       52.5  26.6     2
 _base_ = "../parts.py"
 
 exp_name = "ttt_linear_30s"

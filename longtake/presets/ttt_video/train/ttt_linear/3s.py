@@ -4,10 +4,10 @@
 #       --dataset.data-path clips.parquet
 #   longtake plan ttt_video/ttt_linear/3s --gpus 64 --gpu h100 --dataset.data-path clips.parquet
 #     7.17 B parameters on 64 x h100, 73.6 GiB of 80 GiB each to be used
-#     replicate 8, shard 8, zero 3, remat 42 transformer blocks, budget auto keeps 0.25 to 0.75,
+#     replicate 8, shard 8, zero 3, recomputed 42 transformer blocks at auto: "selective",
 #       3.19 B of the parameters train, 1 micro-batch a rank a step
-#          bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/49f  17,550      1     2.41   0.00   2.97  0.00      9.04      0.67   52.82       67.9  3.91     6
+#          bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU    s  fits
+#     480x720/49f  17,550      1     2.41   0.00   2.97  0.00      9.04      0.00   29.05       43.5  4.1     6
 _base_ = "../parts.py"
 
 exp_name = "ttt_linear_3s"

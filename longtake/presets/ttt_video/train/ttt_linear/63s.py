@@ -4,11 +4,10 @@
 #       --dataset.data-path clips.parquet
 #   longtake plan ttt_video/ttt_linear/63s --gpus 256 --gpu h100 --dataset.data-path clips.parquet
 #     7.17 B parameters on 256 x h100, 73.6 GiB of 80 GiB each to be used, and 76.0 GiB of the host's memory for each
-#     replicate 16, shard 4, tensor 4, zero 3, remat 42 transformer blocks, budget auto keeps attention to 0.18,
-#       inputs of recomputed blocks and what they keep in 76.0 GiB of host memory, 3.19 B of the parameters train,
-#       1 micro-batch a rank a step
+#     replicate 16, shard 4, tensor 4, zero 3, recomputed 42 transformer blocks at auto: "selective",
+#       what these save in 76.0 GiB of host memory, 3.19 B of the parameters train, 1 micro-batch a rank a step
 #            bucket   tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU   s  fits
-#     480x720/1009f  341,550      1     1.21   0.00   1.48  0.00      9.04      0.67   55.10       67.5  40     1
+#     480x720/1009f  341,550      1     1.21   0.00   1.48  0.00      9.04      0.67   41.43       53.8  40     1
 _base_ = "../parts.py"
 
 exp_name = "ttt_linear_63s"

@@ -4,11 +4,10 @@
 #       --dataset.data-path clips.parquet
 #   longtake plan ttt_video/ttt_linear/9s --gpus 64 --gpu h100 --dataset.data-path clips.parquet
 #     7.17 B parameters on 64 x h100, 73.6 GiB of 80 GiB each to be used, and 28.0 GiB of the host's memory for each
-#     replicate 8, shard 8, zero 3, remat 42 transformer blocks, budget auto keeps 0.25 to 0.75,
-#       inputs of recomputed blocks and what they keep in 28.0 GiB of host memory, 3.19 B of the parameters train,
-#       1 micro-batch a rank a step
-#           bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/145f  49,950      1     2.41   0.00   2.97  0.00      9.04      0.67   50.67       65.8  11.7     3
+#     replicate 8, shard 8, zero 3, recomputed 42 transformer blocks at auto: "selective",
+#       what these save in 28.0 GiB of host memory, 3.19 B of the parameters train, 1 micro-batch a rank a step
+#           bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU   s  fits
+#     480x720/145f  49,950      1     2.41   0.00   2.97  0.00      9.04      0.67   38.45       53.5  12     3
 _base_ = "../parts.py"
 
 exp_name = "ttt_linear_9s"

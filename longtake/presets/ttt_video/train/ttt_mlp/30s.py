@@ -4,11 +4,10 @@
 #       --dataset.data-path clips.parquet
 #   longtake plan ttt_video/ttt_mlp/30s --gpus 128 --gpu h100 --dataset.data-path clips.parquet
 #     7.23 B parameters on 128 x h100, 73.6 GiB of 80 GiB each to be used, and 72.0 GiB of the host's memory for each
-#     replicate 16, shard 4, tensor 2, zero 3, remat 42 transformer blocks, budget auto keeps attention to 0.23,
-#       inputs of recomputed blocks and what they keep in 72.0 GiB of host memory, 3.25 B of the parameters train,
-#       1 micro-batch a rank a step
-#           bucket   tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/481f  163,350      1     2.44   0.00   3.02  0.00      9.04      0.67   52.92       68.1  26.9     2
+#     replicate 16, shard 4, tensor 2, zero 3, recomputed 42 transformer blocks at auto: "selective",
+#       what these save in 72.0 GiB of host memory, 3.25 B of the parameters train, 1 micro-batch a rank a step
+#           bucket   tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU   s  fits
+#     480x720/481f  163,350      1     2.44   0.00   3.02  0.00      9.04      0.67   47.14       62.3  27     2
 _base_ = "../parts.py"
 
 exp_name = "ttt_mlp_30s"

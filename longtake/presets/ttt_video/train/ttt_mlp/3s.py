@@ -4,10 +4,9 @@
 #       --dataset.data-path clips.parquet
 #   longtake plan ttt_video/ttt_mlp/3s --gpus 64 --gpu h100 --dataset.data-path clips.parquet
 #     7.23 B parameters on 64 x h100, 73.6 GiB of 80 GiB each to be used
-#     replicate 8, shard 8, zero 3, remat 42 transformer blocks, budget auto keeps 0.25 to 0.75,
-#       1 micro-batch a rank a step
+#     replicate 8, shard 8, zero 3, recomputed 42 transformer blocks at auto: "selective", 1 micro-batch a rank a step
 #          bucket  tokens  batch  weights  grads  optim   ema  encoders  gathered  activ.  GiB a GPU     s  fits
-#     480x720/49f  17,550      1     3.37   0.00   6.73  0.00      9.04      0.74   48.52       68.4  4.23     5
+#     480x720/49f  17,550      1     3.37   0.08   6.73  0.00      9.04      1.38   30.04       50.6  4.37     5
 _base_ = "../parts.py"
 
 exp_name = "ttt_mlp_3s"
