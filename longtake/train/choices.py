@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from longtake.contracts import Bucket
+from longtake.contracts import Bucket, UserError
 from longtake.models import denoiser_class
 from longtake.parallel import (
+    NAMED_LEVELS,
     EntryKey,
     Level,
     World,
@@ -119,12 +120,27 @@ def choose_levels(
     sources = config.dataset.stored, config.dataset.latents_missing  # which decide whether there are encoders
     basis = _basis(layout, config.model, config.bucket_rule.buckets, encoders, sources)
     found = choices.take("levels", choose, basis)
-    levels = {(name, int(frames)): level for name, own in found["levels"].items() for frames, level in own.items()}
+    levels, allowed = read_levels(found)
     text = levels_text({f"{name}/{frames}f": level for (name, frames), level in levels.items()})
-    say(f"{text}, as {found['room'] / 2**30:.1f} GiB allow")
+    say(f"{text}, as {allowed / 2**30:.1f} GiB allow")
     if repeats and free < room:
         say(f"levels: for all a GPU has, as deterministic = True asks, though {free / 2**30:.1f} GiB are free")
     return levels
+
+
+def read_levels(record: Found) -> tuple[dict[EntryKey, Level], int]:
+    """The levels of a record by entry of the bucket table, and the bytes they were chosen for. Raises `UserError` for a
+    record of run.json that no launch has written."""
+    try:
+        pairs = [(name, *pair) for name, by_frames in record["levels"].items() for pair in by_frames.items()]
+        levels: dict[EntryKey, Level] = {(name, int(frames)): level for name, frames, level in pairs}
+        if not set(levels.values()) <= set(NAMED_LEVELS):
+            raise ValueError(f"a level is one of {', '.join(NAMED_LEVELS)}")
+        return levels, int(record["room"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"run.json: the record levels cannot be read ({error}); remove it, and the levels are chosen again"
+        ) from None
 
 
 def _basis(*facts: object) -> str:

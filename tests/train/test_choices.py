@@ -123,6 +123,22 @@ def test_two_deterministic_launches_have_the_same_levels_whatever_is_free(
         assert settle(on_gpus(monkeypatch, world, scarce, scarce), said, None, *words)[1] != found[0][1]
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"levels": [], "room": 1},
+        {"levels": {"256px": {"many": "full"}}, "room": 1},
+        {"levels": {"256px": {"1": "half"}}, "room": 1},
+        {"levels": {"256px": {"1": ["full"]}}, "room": 1},
+        {"levels": {"256px": {"1": "full"}}, "room": None},
+    ],
+)
+def test_read_levels_forged_record_is_refused_in_one_sentence(record: dict) -> None:
+    with pytest.raises(UserError, match=r"^run\.json: the record levels cannot be read \(.*\); remove it"):
+        module.read_levels(record)
+
+
 def test_a_wrong_level_is_refused_with_the_valid_ones() -> None:  # all kinds of denoisers have them
     words = ["--tiny", "--dataset.data-path", "clips.csv", "--model.recompute", "most"]
     with pytest.raises(UserError, match=r'model.recompute.*"none", "selective", "full", "auto"'):
