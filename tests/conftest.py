@@ -91,6 +91,12 @@ def _give_back() -> None:
     gc.unfreeze()
 
 
+@pytest.fixture
+def fresh_wandb() -> None:
+    """W&B that reads its settings again: it keeps those of the first call in a process, whichever test made it."""
+    pytest.importorskip("wandb").teardown()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def what_stays() -> Iterator[None]:
     """Sets aside what a file's tests leave alive, such as modules, for good: after the imports of a few files, each

@@ -88,5 +88,5 @@ def test_a_published_file_is_missed_with_the_line_that_fetches_it(cache: Path) -
 
 def test_without_the_hubs_client_the_extra_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match=r"pip install 'longtake\[encoders\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[encoders\]'"):
         find_files("owner/name", KEY, WANTED)

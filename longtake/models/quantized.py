@@ -107,8 +107,4 @@ def _nonzero(scale: Tensor) -> Tensor:
 @lru_cache(maxsize=16)
 def _nf4(device: torch.device, dtype: torch.dtype) -> Tensor:
     """Filled on the device: a table from the host would be copied, and waited for, in each call of a compiled block."""
-    codes = torch.arange(len(_NF4), device=device)
-    levels = torch.zeros(len(_NF4), dtype=dtype, device=device)
-    for code, level in enumerate(_NF4):
-        levels = levels.masked_fill(codes == code, level)
-    return levels
+    return torch.stack([torch.full((), level, dtype=dtype, device=device) for level in _NF4])

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from longtake.contracts import Bucket, UserError
 from longtake.models import block_counts
-from longtake.models.attention import MIXERS
+from longtake.models.attention import MIXERS, Attention
 from longtake.parallel.degrees import EntryKey
 from longtake.parallel.offload import BlockStore, back
 from longtake.parallel.sequence import matching
@@ -42,6 +42,7 @@ _ATTENTION = frozenset(
     getattr(torch.ops.aten, f"_scaled_dot_product_{name}").default
     for name in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 )
+_NEVER_SAVED = ("math", "flex")  # backends that are none of these operators
 # matmul -> which argument is its input; emulated float8 (on a CPU) multiplies by `mm` too
 _MATMULS = {torch.ops.aten.mm.default: 0, torch.ops.aten.addmm.default: 1, torch.ops.aten._scaled_mm.default: 0}
 
@@ -186,11 +187,12 @@ class Saved:
     """
 
     sizes: frozenset[tuple[int, int]] = frozenset()  # (inputs, outputs) of the layers on this rank
+    attention: bool = True  # False: its kernel is none of the operators that can be saved
 
     def has(self, name: Literal["attention"] | tuple[int, int] | None) -> bool:
         """Whether an output that `saved_as` calls so is saved. Compared by ==: under the compiler a size may be a
         SymInt, which has no hash, where one process has compiled models of several sizes."""
-        return name == "attention" or any(name == size for size in self.sizes)
+        return self.attention if name == "attention" else any(name == size for size in self.sizes)
 
 
 def saved_by_list(model: nn.Module, level: Level, tensor: int = 1) -> dict[str, Saved]:
@@ -210,8 +212,10 @@ def saved_by_list(model: nn.Module, level: Level, tensor: int = 1) -> dict[str, 
         raise UserError(
             f"model.recompute: {', '.join(unknown)}: not a linear layer of the blocks; use {', '.join(sorted(known))}"
         )
+    attention = all(part.backend not in _NEVER_SAVED for part in model.modules() if isinstance(part, Attention))
     return {
-        blocks: Saved(frozenset(layers[name] for name in names if name in layers)) for blocks, layers in sizes.items()
+        blocks: Saved(frozenset(layers[name] for name in names if name in layers), attention)
+        for blocks, layers in sizes.items()
     }
 
 

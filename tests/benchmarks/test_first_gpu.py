@@ -185,8 +185,8 @@ def test_timed_jobs_fit_a_gpu_of_80_gb_by_their_forecasts(
     (case,) = step._cases(given, world)
     assert case.tokens + case.text_tokens == 8960
     mesh = SimpleNamespace(data_ranks=1, config=SimpleNamespace(zero=3))
-    for budget in given.budget:
-        how = replace(step._how(given, case, budget, {}, world), compiled=False)
+    for level in given.level:
+        how = replace(step._how(given, case, level, {}, world), compiled=False)
         forecast = step._forecast(case, mesh, torch.bfloat16, how, torch.device("cpu"))
         assert forecast["forecast_bytes"] <= MOST_GIB * GIB
     words = ("--dataset.data-path", "-", "--compile", "False", *finetune._SIZED)

@@ -174,7 +174,7 @@ def test_presets_train_at_a_tiny_size(name: str, clips: Path, tmp_path: Path) ->
 def test_it_is_planned(longtake: Any, run: Path) -> None:
     code, out, err = longtake("plan", run, "--gpus", 1, "--gpu", "h100", "--model.grad_ckpt_settings=(1,)")
     assert code == 0, err
-    assert "remat 1 transformer blocks" in out
+    assert "recomputed 1 transformer blocks" in out
     config = read_run(str(run), ()).value
     plan = plan_run(config, 1, Machine(replace(gpu_named("h100"), memory_gib=1e-4), headroom=0))
     assert plan.num_parameters == sum(p.numel() for p in build_denoiser(config.model).parameters())

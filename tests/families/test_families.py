@@ -155,7 +155,7 @@ def test_it_is_made_tiny(run: Path) -> None:
 def test_it_is_planned(longtake: Any, run: Path) -> None:
     code, out, err = longtake("plan", run, "--gpus", 1, "--gpu", "h100", "--model.grad_ckpt_settings=(1,)")
     assert code == 0, err
-    assert "remat 1 layers blocks" in out
+    assert "recomputed 1 layers blocks" in out
     config = read_run(str(run), ()).value
     plan = plan_run(config, 1, Machine(replace(gpu_named("h100"), memory_gib=1e-4), headroom=0))
     sizes = {entry.bucket.resolution for entry in plan.entries}

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from longtake.parallel import World
-from tests.parallel.matrix import SMALL, WITH_BUDGET
+from tests.parallel.matrix import SELECTIVE, SMALL
 from tests.parallel.one_step import Case, Step, differences, step_alone, step_on, whole
 from tests.precision import within
 from tests.ranks import Facts, on_ranks
 
 pytest.importorskip("torchao.float8")
-SHARDS = Case({}, SMALL["model"], float8=True, micro=(0, 1), **WITH_BUDGET)
+SHARDS = Case({}, SMALL["model"], float8=True, micro=(0, 1), **SELECTIVE)
 
 
 def apart(step: Step, other: Step) -> float:

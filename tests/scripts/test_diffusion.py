@@ -84,7 +84,7 @@ def run(place: Path, table: str) -> str:
 
 
 def test_training_runs_as_written(place: Path, run: str) -> None:
-    assert re.search(r"^configs/diffusion/train/stage1_i2v.py: is .*opensora_v2/train/stage1_i2v.py here$", run, re.M)
+    assert re.search(r"^configs/diffusion/train/stage1_i2v.py: read as .*opensora_v2/train/stage1_i2v.py$", run, re.M)
     assert run.count("elements of bf16 there") == 1  # rank 0 speaks
     assert "2 processes" in run
     assert "done at step 2; checkpoint: outputs/run/epoch0-global_step2" in run

@@ -18,6 +18,7 @@ from longtake.parallel import Mesh, World, local_tensor, start_world
 from longtake.random import Purpose
 from longtake.system import SystemConfig, build_system, export_model, exported_tree, wanted_draws
 from longtake.system.encoders import device_dtype
+from longtake.system.export import system_part
 from tests.train.runs import tensors, train_here
 
 MODEL = {
@@ -174,7 +175,7 @@ def test_an_exported_model_carries_its_config(config: Path, tmp_path: Path) -> N
         tree = exported_tree(file)
         assert tree["model"]["hidden_size"] == 36
         assert "lr" not in tree
-        assert resolve(tree, [], SystemConfig).value.seed == 7
+        assert resolve(system_part(tree), [], SystemConfig).value.seed == 7
         saved = tensors(outcome.checkpoint)
         assert torch.equal(_first_tensor(file, "img_in.bias"), saved[f"{part}.img_in.bias"])
 

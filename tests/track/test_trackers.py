@@ -24,6 +24,8 @@ from longtake.track import trackers as module
 from tests import forks
 from tests.train.runs import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.usefixtures("fresh_wandb")
+
 ROOT = str(Path(longtake.__file__).parents[1])
 
 
@@ -185,7 +187,7 @@ def test_weights_and_biases_is_not_imported_unless_asked_for(tmp_path):
 def test_a_missing_weights_and_biases_is_told_on_every_rank(enabled, tmp_path, monkeypatch):
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     assert importlib.util.find_spec("wandb") is None
-    with pytest.raises(UserError, match=r"wandb = True: .* pip install 'longtake\[wandb\]'"):
+    with pytest.raises(UserError, match=r"wandb = True: .* pip install '\.\[wandb\]'"):
         opened(tmp_path, wandb=True, enabled=enabled)
 
 

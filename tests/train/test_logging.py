@@ -87,8 +87,8 @@ def test_every_figure_that_a_run_writes_down_has_its_meaning_in_the_table(tmp_pa
     assert told[1] == {key for line in metrics(outcome.folder) for key in line} | {"skipped", "clips", "watts", "ranks"}
 
 
+@pytest.mark.usefixtures("fresh_wandb")
 def test_weights_and_biases_writes_a_run_without_network(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     outcome, _ = train_here(config, "--wandb", "--max-steps", "2")

@@ -274,7 +274,7 @@ def test_stages_written_wrongly_are_told_in_one_sentence(lessons: Path, written:
     "lines",
     [
         'stages = [dict(name="a", run="other.py", bucket_config={"32px": _one})]',
-        'stages = [dict(name=n, run="other.py", bucket_config={"32px": _one}) for n in ["a", "b"]]',
+        'stages = [dict(name="a", run="other.py", bucket_config={"32px": _one}), dict(name="b", run="other.py")]',
         'bucket_config = {"32px": _one}\nstages = [dict(name="a", run="other.py")]',
     ],
 )
