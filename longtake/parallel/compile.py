@@ -41,6 +41,7 @@ from longtake.parallel.recomputation import (
     none,
     saved_by_list,
     selective,
+    selective_contexts,
 )
 from longtake.parallel.tokens import TokenCut
 
@@ -170,7 +171,12 @@ def recompute_and_compile(
     if compiler is not None:
         compiler.prepare(model, cut)
     tensor = 1 if cut is None else cut.peers.tensor
-    saved = {level: saved_by_list(model, level, tensor) for level in current.all}
+    offloaded = store if compiler is None else None  # compiled blocks hand over what they save as a whole
+    contexts = {
+        (level, blocks): selective_contexts(saved, cut, offloaded)
+        for level in current.all
+        for blocks, saved in saved_by_list(model, level, tensor).items()
+    }
 
     def at_level(level: Level, block: nn.Module, blocks: str, eager: Forward, plain: Forward) -> Forward:
         """A block's forward at a level; `plain`: `eager`, compiled if blocks are."""
@@ -181,9 +187,9 @@ def recompute_and_compile(
         elif isinstance(level, float):
             forward = compiler.compile(eager, blocks, level)
         elif compiler is None:
-            forward = selective(eager, saved[level][blocks], cut, store)
+            forward = selective(eager, contexts[level, blocks])
         else:  # in the graph: around a compiled block it would save buffers that the compiler reuses
-            forward = compiler.compile(selective(eager, saved[level][blocks], cut), blocks, level)
+            forward = compiler.compile(selective(eager, contexts[level, blocks]), blocks, level)
         if store is None:
             return forward
         compiler_saves = compiler is not None and level != "full"

@@ -143,19 +143,25 @@ def none(forward: Forward) -> Forward:
     return forward
 
 
-def selective(forward: Forward, saved: Saved, cut: TokenCut | None = None, store: BlockStore | None = None) -> Forward:
+def selective(forward: Forward, contexts: Callable[[], Contexts]) -> Forward:
     """Save a block's input, the output of attention with the log-sum-exp of its scores, and outputs of the layers that
     `saved` names; compute all else again in backward.
 
     Use it first when memory is short: attention's FLOPs grow with the square of the tokens and its output only with the
     tokens, so it saves the most computation for its bytes. Layer names are the finer step up from it, where there
-    is room for some outputs more. `store`: offloads them, from blocks that are not compiled.
+    is room for some outputs more. contexts: of `selective_contexts`.
     """
-    uncached = None if cut is None else _UncachedCut(cut)
-    contexts = partial(_selective_contexts, saved, uncached, store)
-    # by this hash, equal in every process, the compiler finds in its cache what it made of a block
-    contexts.cache_hash = repr(sorted(saved.sizes))
     return partial(_checkpointed, forward, contexts)
+
+
+def selective_contexts(saved: Saved, cut: TokenCut | None = None, store: BlockStore | None = None) -> Any:
+    """The contexts in which selective blocks run and are recomputed: one object for all blocks of a list, because
+    blocks share a compiled graph only where this is the same. `store`: offloads what is saved, from blocks that are not
+    compiled."""
+    contexts = partial(_selective_contexts, saved, None if cut is None else _UncachedCut(cut), store)
+    # by this hash, equal in every process, the compiler finds in its cache what it made of a block
+    contexts.cache_hash = repr((saved.attention, sorted(saved.sizes)))
+    return contexts
 
 
 def full(forward: Forward, cut: TokenCut | None = None) -> Forward:
