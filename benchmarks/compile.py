@@ -63,6 +63,7 @@ def pretended_gpu(capability: int) -> Iterator[None]:
     import torch._inductor.runtime.triton_helpers as helpers
     import triton
     from torch._dynamo.device_interface import CudaInterface
+    from torch._inductor.fx_passes.reinplace import _inplace_generalized_scatter
     from torch._inductor.graph import GraphLowering
     from torch._subclasses import fake_tensor
     from triton.backends.compiler import GPUTarget
@@ -98,6 +99,10 @@ def pretended_gpu(capability: int) -> Iterator[None]:
         stack.enter_context(patch.object(GraphLowering, "compile_to_module", ends))
         stack.enter_context(patch.object(helpers, "set_driver_to_gpu", lambda: None))
         stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda _: None))
+        # on fake tensors a scatter gives its input; PyTorch without CUDA cannot copy between two of the GPU
+        scatter = _inplace_generalized_scatter
+        stack.callback(setattr, scatter, "__code__", scatter.__code__)
+        scatter.__code__ = (lambda inp, src, view_ops: inp).__code__
         triton.runtime.driver.set_active(driver)
         stack.enter_context(torch._inductor.config.patch(compile_threads=1, force_disable_caches=True))
         _look_again()

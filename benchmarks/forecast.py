@@ -147,8 +147,14 @@ def old_presets(folder: Path) -> Path:
             tar.extractall(folder, filter="data")
         for file in (folder / place).rglob("*.py"):  # budgets of that time saved attention and a few layers
             text = re.sub(r"grad_ckpt_budget=[\d.]+", 'recompute="selective"', file.read_text(encoding="utf-8"))
-            file.write_text(text, encoding="utf-8")
+            file.write_text(re.sub(r"\{t: (\(.*?\)) for t in (.+)\}", _listed, text), encoding="utf-8")
     return folder / place
+
+
+def _listed(comprehension: re.Match[str]) -> str:
+    """A dict of that time's files written out: run files have no comprehensions any more."""
+    value, frames = comprehension.groups()
+    return "{" + ", ".join(f"{t}: {value}" for t in eval(frames, {"range": range})) + "}"
 
 
 def old_words(file: Path) -> tuple[str, ...]:
