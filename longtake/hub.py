@@ -126,7 +126,7 @@ def find_files(name: str, key: str, wanted: Sequence[Sequence[str]], cache_dir: 
 
 
 def may_be_fetched(name: str) -> bool:
-    """Whether weights of this name, where they are not on this machine, may come from the hub."""
+    """True where weights of this name may come from the hub."""
     return not _is_offline() and (is_hub_name(name) or published_home(Path(name).expanduser()) is not None)
 
 

@@ -53,7 +53,7 @@ class Diagnosis:
 
     @property
     def is_mistake(self) -> bool:
-        """Whether it is a user's mistake, which the process itself has printed with its remedy."""
+        """True for a user's mistake, which the process itself has printed with its remedy."""
         return self.cause is Cause.BUG and MISTAKE.match(self.evidence) is not None
 
     def __str__(self) -> str:

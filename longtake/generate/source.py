@@ -204,7 +204,7 @@ def _untrained_notes(config: GenerateConfig, of_run: Mapping[str, Any]) -> tuple
 
 
 def _shapes_of_rows(config: GenerateConfig) -> Iterator[tuple[int, int, int]]:
-    """(T, H, W) of the rows of a table of prompts; faults of the table are told by `check_request`."""
+    """(T, H, W) of the rows of a table of prompts; `check_request` reports errors of the table."""
     with suppress(UserError):
         for prompt in prompts_of(config, []):
             yield shape_of(own_config(prompt, config))

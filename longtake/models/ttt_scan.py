@@ -143,7 +143,7 @@ _scan.register_autograd(_differentiate, setup_context=_save)
 
 
 def _forward_scratch(q: Tensor, *rest: Any) -> int:
-    """Bytes that `ttt_triton.forward` allocates beside its results: networks before each mini-batch of a segment."""
+    """Bytes that `ttt_triton.forward` allocates next to its results: networks before each mini-batch of a segment."""
     state, hidden, mini_batch, segment = rest[5:9]
     if not _sizes_fit(q, hidden, mini_batch):
         return 0
@@ -152,7 +152,7 @@ def _forward_scratch(q: Tensor, *rest: Any) -> int:
 
 
 def _backward_scratch(grad: Tensor, q: Tensor, *rest: Any) -> int:
-    """Bytes that `ttt_triton.backward` allocates beside its results: the same copies, their gradients, and factors of
+    """Bytes that `ttt_triton.backward` allocates next to its results: the same copies, their gradients, and factors of
     each mini-batch of a segment."""
     kept, hidden, mini_batch, segment = rest[5:9]
     if not _sizes_fit(q, hidden, mini_batch):

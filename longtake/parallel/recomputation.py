@@ -145,7 +145,7 @@ def none(forward: Forward) -> Forward:
 
 def selective(forward: Forward, contexts: Callable[[], Contexts]) -> Forward:
     """Save a block's input, the output of attention with the log-sum-exp of its scores, and outputs of the layers that
-    `saved` names; compute all else again in backward.
+    are named; compute all else again in backward.
 
     Use it first when memory is short: attention's FLOPs grow with the square of the tokens and its output only with the
     tokens, so it saves the most computation for its bytes. Layer names are the finer step up from it, where there
@@ -196,7 +196,7 @@ class Saved:
     attention: bool = True  # False: its kernel is none of the operators that can be saved
 
     def has(self, name: Literal["attention"] | tuple[int, int] | None) -> bool:
-        """Whether an output that `saved_as` calls so is saved. Compared by ==: under the compiler a size may be a
+        """True for an output of this `saved_as` name that is saved. Compared by ==: under the compiler a size may be a
         SymInt, which has no hash, where one process has compiled models of several sizes."""
         return self.attention if name == "attention" else any(name == size for size in self.sizes)
 

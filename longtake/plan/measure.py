@@ -72,7 +72,7 @@ def device_here(device: torch.device | None = None) -> str:
 
 
 def words_of_here(work: Work) -> str | None:
-    """What a step takes on this machine where it has no GPU, as one process; None where it has one."""
+    """Memory and time of a step on this machine without a GPU, as one process; None where it has one."""
     if torch.cuda.is_available():
         return None
     device = device_named(CPU, measures=True)

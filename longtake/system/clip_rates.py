@@ -1,4 +1,4 @@
-"""Videos of different frame rates whose samples differ in speed, for a model that is not told the rate."""
+"""Videos of different frame rates whose samples differ in speed, for a model without the rate as a condition."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def clip_rate_lines(config: SystemConfig, law: BucketLaw, table: ClipTable | Mix
         remedy = f"convert the clips to one rate, such as ffmpeg -i IN -r {np.median(given):.3g} OUT"
     return [
         f"warning: videos of {given.min():g} to {given.max():g} fps become samples of {rates.min():.3g} to "
-        f"{rates.max():.3g} frames a second, and the model is not told the rate, so speeds are mixed; {remedy}"
+        f"{rates.max():.3g} frames a second, and the model has no rate as a condition, so speeds are mixed; {remedy}"
     ]

@@ -1,4 +1,4 @@
-"""What a launch chooses by free memory or by FLOPs: rank 0 chooses, all ranks take it, and `run.json` keeps it."""
+"""Choices of a launch by free memory: rank 0 chooses, all ranks take it, and `run.json` records it."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ def _new_folder(outputs: Path, name: str) -> Path:
 
 
 def new_name(config: RunConfig, source: str) -> str:
-    """What the folder of a run would be called that starts now."""
+    """The folder name of a run that starts now."""
     name = config.exp_name or Path(source).stem
     return _with_number(name, _next_number(Path(config.outputs))) if NUMBER in name else name
 

@@ -73,7 +73,7 @@ def test_machine_without_a_gpu_is_planned_for_first(
 
 
 def without_this_machine(out: str) -> str:
-    """What is printed for the GPUs of a plan, on a machine with or without one of its own."""
+    """The part of the output that is equal on every machine."""
     return re.sub(r"\Athis machine: .*\n", "", out)
 
 

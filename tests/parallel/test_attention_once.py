@@ -55,7 +55,7 @@ def gradients(model: nn.Module, family: str, dtype: torch.dtype) -> dict[str, Te
 
 
 def attentions_run(family: str, dtype: torch.dtype = torch.float32, attention: str = "sdpa") -> list[Counter[str]]:
-    """What ran in a forward and a backward at each level. Gradients are compared."""
+    """Operators that ran in a forward and a backward at each level. Gradients are compared."""
     found, ran = [], []
     for level in ("none", "selective", "full"):
         with Attentions() as attentions:

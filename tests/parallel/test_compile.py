@@ -287,7 +287,7 @@ def test_code_that_was_compiled_beside_another_version_is_not_found(
 
 
 def contexts_of(level: Level, cut: Any = None) -> Any:
-    """What selective recomputation of a single block hands to the compiler."""
+    """The graph that selective recomputation of a single block hands to the compiler."""
     set_blocks(model := MMDiT(tiny_config(depth=0, depth_single_blocks=1)), level, cut=cut)
     return model.single_blocks[0].forward.by_level[level].args[1]
 

@@ -76,7 +76,7 @@ class Server(Handler):
         self.wfile.write(answer)
 
     def counts(self) -> dict[str, Any]:
-        """What a server says of a run that has rows."""
+        """A server's answer for a run that has rows."""
         last = json.dumps([json.dumps(self.rows[max(self.rows)])])
         own = {"historyLineCount": max(self.rows) + 1, "historyTail": last, "eventsTail": "[]"}
         return own | {"summaryMetrics": "{}", "tags": [], "notes": None, "wandbConfig": '{"t": 1}'}

@@ -1,4 +1,4 @@
-"""What is chosen is one thing on all ranks, is kept, and holds where it was made."""
+"""Choices of a launch: equal on all ranks, recorded, and valid on the machine that made them."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def control_lines(table: ClipTable | MixedTable, companions: Sequence[Companion]
 
 
 def _fault(table: ClipTable | MixedTable, row: int, companion: Companion) -> str:
-    """What is wrong with a clip's control video, with its name; empty for nothing, and where it is not here."""
+    """The fault of a clip's control video, with its name; empty where it has none, or is not on this machine."""
     name = next(iter(names_in(table.caption(row, companion.column))), "")
     location = table.location_of(row, name) if name and table.num_frames[row] > 0 else ""
     if not location or is_url(location):

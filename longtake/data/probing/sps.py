@@ -42,6 +42,11 @@ class _Bits:
             raise IndexError("the header ends early")
         return (self._value >> self._left) & ((1 << count) - 1)
 
+    def skip_golombs(self, count: int) -> None:
+        """Passes over so many Exp-Golomb numbers."""
+        for _ in range(count):
+            self.golomb()
+
     def golomb(self) -> int:
         """The next Exp-Golomb number (H.264 §9.1)."""
         zeros = 0
@@ -132,22 +137,24 @@ def _h265_size(data: bytes) -> tuple[int, int] | None:
 def _reaches_aspect(bits: _Bits, layers: int) -> bool:
     """Skips what stands before the aspect of pixels (H.265 §7.3.2.2.1, behind the margins); False where that has parts
     which are not read here: scaling lists, and sets of reference pictures that follow from others."""
-    bits.golomb(), bits.golomb()  # bit depths
+    bits.skip_golombs(2)  # bit depths
     order_bits = bits.golomb() + 4
     for _ in range(layers + 1 if bits.take(1) else 1):
-        bits.golomb(), bits.golomb(), bits.golomb()  # pictures that are held back
-    for _ in range(6):  # sizes of blocks
-        bits.golomb()
+        bits.skip_golombs(3)  # pictures that are held back
+    bits.skip_golombs(6)  # sizes of blocks
     if bits.take(1) and bits.take(1):  # scaling lists of its own
         return False
     bits.take(2)  # partitions, offsets
     if bits.take(1):  # blocks without prediction
-        bits.take(8), bits.golomb(), bits.golomb(), bits.take(1)
+        bits.take(8)  # bit depths
+        bits.skip_golombs(2)  # sizes
+        bits.take(1)  # loop filter
     for number in range(bits.golomb()):  # sets of reference pictures
         if number and bits.take(1):
             return False
         for _ in range(bits.golomb() + bits.golomb()):
-            bits.golomb(), bits.take(1)
+            bits.golomb()  # distance
+            bits.take(1)  # whether it is used
     if bits.take(1):  # long-term ones
         for _ in range(bits.golomb()):
             bits.take(order_bits + 1)

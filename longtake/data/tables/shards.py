@@ -85,8 +85,7 @@ def invalid_rows(folder: Path, only_unreadable: bool = False) -> dict[int, str]:
         table = reader.read_all()
         table.validate(full=True)
         if only_unreadable:
-            has = "unreadable" in table.column_names  # shards that an earlier Longtake wrote have none
-            table = table.filter(table["unreadable"]) if has else table.slice(0, 0)
+            table = table.filter(table["unreadable"])
         return dict(zip(table["row"].to_pylist(), table["reason"].to_pylist(), strict=True))
 
 

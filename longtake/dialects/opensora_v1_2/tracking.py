@@ -35,7 +35,7 @@ def translate_places(work: Translation, preset: str | None, flags: Sequence[str]
 
 
 def has_login() -> bool:
-    """Whether Weights & Biases can be used on this machine."""
+    """True where Weights & Biases can be used on this machine."""
     try:
         require_wandb_login(TrackingConfig(wandb=True))
     except UserError:

@@ -22,4 +22,4 @@ _base_ = "lambda_6.py"
 
 exp_name = "lambda_7"
 model = dict(from_pretrained="outputs/lambda_6")
-epochs = 3  # as Lambda's page says; where it ended is not told
+epochs = 3  # as Lambda's page has it; where it ended is not published
