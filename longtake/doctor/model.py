@@ -25,7 +25,8 @@ _SURE = 3.0  # standard errors over the clips
 _RIGHT = 0.65
 _UNSURE = 0.6  # from here on it may be a run that has just begun to learn them
 _OTHERS = 7  # captions that each clip is tried with
-_READS = 1e-4  # relative change of a prediction below which a caption, or a condition, is not read
+_READS = 1e-4  # relative change of a prediction below which a time, a caption or a condition is not read
+_ROUNDING = 1e-6  # relative change of a prediction that rounding in float32 explains
 
 
 def curve(case: Case, name: str = "loss by noise level") -> Finding:
@@ -304,12 +305,17 @@ def times(case: Case) -> Finding:
     name, objective = "precision of timesteps", case.system.objective
     whole, level = objective.noise_time, case.level(0.5)
     far = change(case.shot(level, told=0.2 * whole).prediction, case.shot(level, told=0.8 * whole).prediction)
-    if far < 1e-6:
+    if far < _READS:
         if not case.trained:
             return left_out(name, UNTRAINED)
         advice = "check the weights of its time embedding"
         return Finding(
-            name, "no time changes a prediction", "fault", "the model does not read the time", advice, TRAINED
+            name,
+            f"the far ends of time change predictions by {far:.1e}",
+            "fault",
+            "the model does not read the time",
+            advice,
+            TRAINED,
         )
     near, across = [], []
     for scale in sorted({1.0, 1000.0 / whole if whole <= 1 else 1.0}):
@@ -317,7 +323,7 @@ def times(case: Case) -> Finding:
         near.append(change(one, same))
         across.append(change(same, other))
     figure = f"times that bfloat16 makes one change predictions by {min(near):.1e}, the far ends by {far:.1e}"
-    if any(a == 0 < b for a, b in zip(near, across, strict=True)):
+    if any(a == 0 and b > _ROUNDING for a, b in zip(near, across, strict=True)):
         advice = "keep times in float32 up to the time embedding"
         return Finding(name, figure, "fault", "timesteps are rounded to bfloat16", advice, SEEN)
     if min(near) == 0:
