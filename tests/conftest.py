@@ -40,7 +40,6 @@ WORLDS = (
 )
 # Files of more than a quarter of a minute: begun first, so that no worker has one left when the other is done.
 DEAR = (
-    "demo/test_target.py",
     *WORLDS,
     "train/test_kills.py",
     "train/test_latents.py",

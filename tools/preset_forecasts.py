@@ -1,7 +1,7 @@
 """Writes into every preset, and into three pages of docs/, what `longtake plan` says of it.
 
-python tools/preset_forecasts.py            write the presets
-python tools/preset_forecasts.py --check    exit 1 if one does not say what the command says
+python tools/preset_forecasts.py                   write the presets and the pages
+python tools/preset_forecasts.py --check [FILE]    exit 1 if one, or FILE, does not say what the command says
 
 A preset has lines of the form `#   longtake plan FILE ...`; the lines `#     ...` behind one are the forecast: the
 first two lines of the plan, and of its table the fullest entry of each resolution, some columns left out. In a page a
@@ -212,9 +212,11 @@ def _folded(line: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a preset is out of date")
-    check = parser.parse_args().check
+    parser.add_argument("files", nargs="*", type=Path, help="presets or pages; without any, all of them")
+    args = parser.parse_args()
+    check = args.check
     stale = []
-    for path in (*PRESETS, *PAGES):
+    for path in map(Path.resolve, args.files or (*PRESETS, *PAGES)):
         text = path.read_text(encoding="utf-8")
         if (fresh := PAGES.get(path, with_forecasts)(text)) != text:
             stale.append(str(path.relative_to(ROOT)))

@@ -16,12 +16,11 @@ from tests import forks
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 ALIKE = (
-    *("balance", "compile", "encode", "fetch", "finetune", "forecast", "fp8", "generate", "goodput", "initialise"),
-    *("optimizer", "order", "plan", "probe", "resume", "solver", "startup", "table", "ttt"),
+    *("balance", "chaos", "compile", "encode", "fetch", "finetune", "forecast", "fp8", "generate", "goodput"),
+    *("initialise", "optimizer", "order", "plan", "probe", "resume", "solver", "startup", "table", "ttt"),
 )
 TINY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(ALIKE, ("--tiny",)),
-    "chaos": ("--kills", "20"),
     "checkpoint": ("--tiny", "--saves", "2"),
     "kernels": ("gemm", "attention", "--tiny", "--device", "cpu"),
     "preset_plans": ("--only", "demo/shapes"),

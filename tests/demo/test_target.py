@@ -10,7 +10,8 @@ from longtake.demo import run_demo
 from longtake.track import make_console
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
+@pytest.mark.timeout(2400)
 def test_the_demo_shows_what_its_prompts_say_in_every_row(tmp_path: Path) -> None:
     """The target is 95 % in every row (benchmarks/demo.py measures it). Kinds of processor round differently, so one
     run may miss it; what falls below these has lost something."""
