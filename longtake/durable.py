@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,7 +118,9 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the entries of a folder (new names, renames, removals) are on disk."""
+    """Waits until the entries of a folder (new names, renames, removals) are on disk; Windows cannot open a folder."""
+    if sys.platform == "win32":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

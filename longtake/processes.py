@@ -22,10 +22,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-_DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the parent decides what becomes of work under way
+# Signals that end a run; Windows has no SIGUSR1.
+ENDING_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+_DEAF_TO = ENDING_SIGNALS  # the parent decides what becomes of work under way
 _SECONDS_BETWEEN_LOOKS = 1.0  # whether the parent still lives, where the system does not say so
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 RESTARTS = "LONGTAKE_RESTARTS"  # the variable in which `longtake launch` counts its starts of a job after the first
+
+
+def physical_bytes() -> int:
+    """The memory that is built into this machine."""
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    kibibytes = ctypes.c_ulonglong()
+    ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kibibytes))
+    return 1024 * kibibytes.value
 
 
 def restarts() -> int:

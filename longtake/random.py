@@ -197,10 +197,14 @@ def _in_threads(draw: Callable[..., np.ndarray], seed: int, name: str, count: in
     return numbers
 
 
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def num_threads() -> int:
     """Cores that this process may use, shared with other processes of the run on this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 class Numbers(Protocol):

@@ -25,8 +25,8 @@ _MARKS = {  # UTF-32's mark begins with that of UTF-16
 
 def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     """The content of a regular file. Raises OSError, and ValueError for one that is no file or too large."""
-    # Not blocking: a pipe is refused, not waited for.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+    no_wait = getattr(os, "O_NONBLOCK", 0)  # a pipe is refused, not waited for; Windows has none in its folders
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | no_wait)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is no regular file")
         data = file.read(most_bytes + 1)

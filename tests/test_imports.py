@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "longtake"
 LEVELS = (  # from the ground up; a package imports from lower levels only
-    ("chunks", "contracts", "durable", "lazy", "presets", "processes", "random", "transfer", "_version"),
+    ("chunks", "contracts", "durable", "lazy", "locks", "presets", "processes", "random", "transfer", "_version"),
     ("pages", "plain_pickle", "small_files", "tensor_files"),
     ("torch_files",),
     ("config", "hub"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import numpy as np
 from longtake.buckets.mix import CostModel
 from longtake.buckets.protocol import BucketLaw, Columns
 from longtake.contracts import UserError
-from longtake.random import Purpose, hash64, mixed, sample_ids, uniforms
+from longtake.random import Purpose, available_cores, hash64, mixed, sample_ids, uniforms
 
 _ROWS_AT_ONCE = 1 << 20
 _ODD_NUMBERS = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93
@@ -125,7 +124,7 @@ class OrderInputs:
         if (np.asarray(self.weights) == 1).all():
             return None, np.asarray(self.clip_ids, np.uint64)
         starts = range(0, max(1, self.num_clips), _ROWS_AT_ONCE >> 2)
-        with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0))), "copies") as pool:
+        with ThreadPoolExecutor(min(8, available_cores()), "copies") as pool:
             parts = list(pool.map(lambda start: self._copies(pass_index, start, _ROWS_AT_ONCE >> 2), starts))
         return np.concatenate([rows for rows, _ in parts]), np.concatenate([ids for _, ids in parts])
 

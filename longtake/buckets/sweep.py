@@ -6,7 +6,6 @@ The result does not depend on their number.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 from longtake.buckets.inputs import OrderInputs
 from longtake.buckets.protocol import BucketLaw, Unused, keyed_draw, view_of
 from longtake.contracts import UserError
-from longtake.random import sample_keys
+from longtake.random import available_cores, sample_keys
 
 _CHUNK = 1 << 17  # samples per piece of work: its columns stay in the cache
 _MAX_THREADS = 8
@@ -63,7 +62,7 @@ def sort_samples(sweep: Sweep) -> Sorted:
     num_samples, num_buckets = len(ids), len(sweep.inputs.rule.shapes)  # tables are made here, before the threads
     codes = np.empty(num_samples, np.int16 if num_buckets < 1 << 15 else np.int32)
     starts = range(0, num_samples, _CHUNK)
-    with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0))), "order") as pool:
+    with ThreadPoolExecutor(min(_MAX_THREADS, available_cores()), "order") as pool:
         chunks = (slice(start, min(start + _CHUNK, num_samples)) for start in starts)
         pieces = list(pool.map(lambda chunk: _sort_chunk(sweep, chunk, absent, codes), chunks))
         counts = np.array([piece.counts for piece in pieces], np.int64).reshape(-1, num_buckets)

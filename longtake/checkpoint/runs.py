@@ -5,7 +5,6 @@ All but `last_whole` look at the disk from one process; where all ranks need the
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import logging
 import os
@@ -17,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from longtake import locks
 from longtake.checkpoint.folder import PARTIAL_SUFFIX, check_all, damage_sentence, glance, parse_name, read_marker
 from longtake.checkpoint.leases import is_leased
 from longtake.checkpoint.writer import MARKER
@@ -97,7 +97,7 @@ def resolve(spec: str | Path, outputs: str | Path = "outputs") -> Path:
 @contextmanager
 def hold(spec: str | Path, outputs: str | Path = "outputs") -> Iterator[Path]:
     """`resolve`, for a body that reads the checkpoint: its run, if still training, does not remove it meanwhile."""
-    while (lock := _lock(folder := resolve(spec, outputs), fcntl.LOCK_SH)) is None:
+    while (lock := _lock(folder := resolve(spec, outputs), locks.LOCK_SH)) is None:
         pass  # removed in between: there is a newer one, or `resolve` says that there is none
     with lock:
         yield folder
@@ -109,18 +109,18 @@ def held(folder: Path) -> Iterator[None]:
 
     One that is gone, or a file system without locks, is passed over: the body finds out.
     """
-    with _lock(folder, fcntl.LOCK_SH) or nullcontext():
+    with _lock(folder, locks.LOCK_SH) or nullcontext():
         yield
 
 
 def _lock(folder: Path, kind: int) -> BinaryIO | None:
     """COMPLETE of a checkpoint, locked; None where it is not there, or the lock is asked for at once and taken."""
     try:
-        marker = (folder / MARKER).open("r+b" if kind & fcntl.LOCK_EX else "rb")
+        marker = (folder / MARKER).open("r+b" if kind & locks.LOCK_EX else "rb")
     except OSError:
         return None
     try:
-        fcntl.flock(marker, kind)
+        locks.flock(marker, kind)
     except BlockingIOError:
         marker.close()
         return None
@@ -167,7 +167,7 @@ def retain(run_folder: str | Path, keep_n_latest: int, keep_every: int | None = 
     for info in old:
         if is_leased(info.path):
             continue
-        lock = _lock(info.path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = _lock(info.path, locks.LOCK_EX | locks.LOCK_NB)
         if lock is None:
             continue
         with lock:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 if TYPE_CHECKING:
     from longtake.cli.app import CommandDialect
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+# Windows has no SIGUSR1.
+_ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
 
 def main(arguments: Sequence[str] | None = None, dialect: CommandDialect | None = None) -> NoReturn:
@@ -83,7 +84,7 @@ def interrupts_noted() -> Iterator[list[Interrupt]]:
         pressed.append(Interrupt(number, time.monotonic()))
         raise KeyboardInterrupt
 
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: signal.SIG_DFL}
+    usual = dict.fromkeys(_ENDING, signal.SIG_DFL) | {signal.SIGINT: signal.default_int_handler}
     if threading.current_thread() is not threading.main_thread():
         usual = {}
     own = {number: handler for number, handler in usual.items() if signal.getsignal(number) is handler}

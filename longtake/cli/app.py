@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 
 NAME = "longtake"
+ON_WINDOWS = ("plan", "config")  # verbs that work without Linux
 COMPLETE = "_LONGTAKE_COMPLETE"  # set by the script that --install-completion has given the shell
 
 # The error of a command line that cannot be parsed. Typer carries click inside from 0.25 on and needs it beside
@@ -100,6 +101,8 @@ def run(arguments: Sequence[str], dialect: CommandDialect | None = None) -> int:
         if dialect is not None:
             words = dialect.command(words)
         words = launch.with_verb(words)
+        if is_windows():
+            refuse_on_windows(words)
         # Not `app()`: that ends on an interrupt by itself, and without a word.
         with command.make_context(NAME, words, obj=dialect) as context:
             code = command.invoke(context)
@@ -129,6 +132,22 @@ def run(arguments: Sequence[str], dialect: CommandDialect | None = None) -> int:
         complain(_sentence(error))
         code = EXIT_MISTAKE
     return code if isinstance(code, int) else 0
+
+
+def is_windows() -> bool:
+    """True on Windows itself; WSL2 is Linux."""
+    return sys.platform == "win32"
+
+
+def refuse_on_windows(words: Sequence[str]) -> None:
+    """Raise `UserError` for a verb that needs Linux: file locks, signals and forked processes."""
+    verb = words[0] if words else "--help"
+    if verb in ON_WINDOWS or verb.startswith("-") or "--help" in words:
+        return
+    raise UserError(
+        f"longtake {verb}: runs on Linux, found Windows; start it inside WSL2 (`wsl --install` in PowerShell), "
+        f"where all of Longtake works; natively {', '.join(ON_WINDOWS)} and --help do"
+    )
 
 
 def _sentence(error: OSError) -> str:

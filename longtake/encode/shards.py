@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -18,6 +17,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from longtake import locks
 from longtake.contracts import Batch, Caption, Slot, UserError
 from longtake.data import ClipError, ClipTable, MixedTable, SlotDataset, of_window, text_hash
 from longtake.data.clips.captions import names_in
@@ -60,14 +60,14 @@ def in_use(folder: Path) -> Iterator[None]:
     """Inside, `remove_abandoned` of another process removes nothing; on a file system without locks it never does."""
     with open(folder / STORE_FILE, "rb") as file:
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_SH)
+            locks.flock(file, locks.LOCK_SH)
         yield
 
 
 def remove_abandoned(folder: Path) -> None:
     """Removes what writers that were killed have left in a store, if nobody writes into it now."""
     with suppress(OSError), open(folder / STORE_FILE, "r+b") as file:  # network file systems lock what can be written
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locks.flock(file, locks.LOCK_EX | locks.LOCK_NB)
         for partial in folder.rglob(".*.partial*"):
             partial.unlink()
 

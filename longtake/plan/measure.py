@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from longtake.plan.machine import CPU, Machine
 from longtake.plan.rates import Rates, measured_rates
 from longtake.plan.run import RunPlan
 from longtake.plan.work import Work, read_layout
+from longtake.processes import physical_bytes
 from longtake.system.encoders import device_dtype
 from longtake.track import Gpu, gpu_named
 
@@ -97,11 +97,11 @@ def device_named(gpu: str, measures: bool = False) -> Gpu:
     `UserError` for one that was not measured, unless it is about to be."""
     if gpu != CPU:
         return gpu_named(gpu)
-    rates, pages = measured_rates(CPU), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    rates = measured_rates(CPU)
     if rates is None and not measures:
         raise UserError(f"--gpu {CPU}: nothing is known of this processor; measure it: longtake plan RUN --measure")
     peak, copies = (rates.products, rates.copies) if rates else (1e11, 1e10)
-    return Gpu(CPU, CPU, peak, pages / 2**30, copies, copies)
+    return Gpu(CPU, CPU, peak, physical_bytes() / 2**30, copies, copies)
 
 
 def _name(device: torch.device) -> str:

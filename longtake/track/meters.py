@@ -7,7 +7,6 @@ rate over the devices' peak, as in Chowdhery et al., "PaLM" (2022), appendix B.
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import time
 from collections import deque
@@ -102,5 +101,7 @@ def resident_bytes() -> int:
         with open("/proc/self/statm", encoding="ascii") as stream:
             return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except FileNotFoundError:
+        import resource  # Windows has none
+
         unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others KiB
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

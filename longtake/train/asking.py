@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from pathlib import Path
 
+from longtake import locks
 from longtake.contracts import UserError
 from longtake.durable import write_whole
 from longtake.track import METRICS_FILE, read_lines
@@ -46,7 +46,7 @@ def is_training(folder: Path) -> bool:
         return False
     try:
         with (folder / LOCK_FILE).open("a", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            locks.flock(lock, locks.LOCK_SH | locks.LOCK_NB)
     except BlockingIOError:
         return True
     except FileNotFoundError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import shlex
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from longtake import locks
 from longtake.config import Dialect
 from longtake.contracts import EXIT_INTERRUPTED, UserError
 from longtake.durable import write_whole
@@ -153,7 +153,7 @@ def note_done(folder: Path, stage: str, checkpoint: str) -> None:
     """Adds a stage to those that are done; launches of other stages may do so at the same time."""
     with (folder / LOCK_FILE).open("a") as lock:
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            locks.flock(lock, locks.LOCK_EX)
         done = read_done(folder) | {stage: checkpoint}
         write_whole(folder / STAGES_FILE, json.dumps(done, indent=1) + "\n")
 

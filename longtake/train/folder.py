@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from longtake import locks
 from longtake.checkpoint import hold, last_whole, list_checkpoints
 from longtake.config import dump_config, load_config
 from longtake.contracts import UserError
@@ -126,7 +126,7 @@ def _lock(folder: Path, seconds: float) -> TextIO | None:
 
 def _locks(file: TextIO) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locks.flock(file, locks.LOCK_EX | locks.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks: as if nobody else were there
@@ -239,7 +239,7 @@ def _is_left(folder: Path) -> bool:
         return folder.is_dir() and {path.name for path in folder.iterdir()} <= {LAUNCH_FILE}
     with lock.open("a", encoding="utf-8") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.flock(file, locks.LOCK_EX | locks.LOCK_NB)
         except OSError:
             return False
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import secrets
 import shutil
 import tempfile
@@ -12,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from longtake import locks
 from longtake.buckets import OrderInputs, PassOrder, open_order, order_summary, plan_kept, write_order
 from longtake.parallel import World
 
@@ -47,7 +47,7 @@ def plan_shared(
         except FileExistsError:  # several ranks of a machine count as its first, or machines share the folder
             return None
         lock = open(folder / _LOCK, "w")  # noqa: SIM115 - held until all ranks have opened the files
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        locks.flock(lock, locks.LOCK_EX)
         _remove_leftovers(folder.parent)
         order = plan_kept(inputs, pass_index, state, table, say)
         write_order(order, folder)
@@ -67,6 +67,6 @@ def _remove_leftovers(temporary: Path) -> None:
     """Removes the folders of planners that were killed: nobody holds their lock any more."""
     for path in temporary.glob(f"{_PREFIX}*/{_LOCK}"):
         with suppress(OSError), open(path, "r+") as lock:  # an error: a living planner holds it, or another user's
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.flock(lock, locks.LOCK_EX | locks.LOCK_NB)
             if time.time() - path.stat().st_mtime > _SETTLED_SECONDS:
                 shutil.rmtree(path.parent, ignore_errors=True)

@@ -6,7 +6,6 @@ is run.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from longtake import locks
 from longtake.contracts import UserError, visible
 from longtake.durable import write_whole
 from longtake.small_files import parse_json
@@ -92,7 +92,7 @@ class Queue:
         self.folder, self._lock, self._children = folder, threading.RLock(), dict[int, subprocess.Popen[bytes]]()
         self._held = (folder / "lock").open("a")
         try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.flock(self._held, locks.LOCK_EX | locks.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{folder}: another `longtake ui` is open here; use that one, or another root") from None
         self._over = threading.Event()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from longtake import locks
 from longtake.checkpoint import CheckpointInfo, held, leased, list_checkpoints
 from longtake.contracts import UserError
 from longtake.durable import write_whole
@@ -243,7 +243,7 @@ def _watched(run: Path, options: WatchOptions, say: Say) -> Iterator[_Watched]:
     with (folder / ".lock").open("a") as lock, ExitStack() as stack:
         try:
             with suppress(PermissionError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locks.flock(lock, locks.LOCK_EX | locks.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{run}: another `longtake watch` looks after it; end that one first") from None
         own = options.wandb_run is not None

@@ -16,7 +16,6 @@ their process, whatever ends it:
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -28,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from longtake import locks
 from longtake.contracts import UserError
 from longtake.data.clips.locations import file_name, is_url
 from longtake.data.clips.servers import cause_of, fetch_fault, find_file, in_time, is_absence, may_pass, server_of
@@ -88,7 +88,7 @@ class FileCache:
         while True:
             with _blaming_the_folder(self.folder), suppress(FileNotFoundError):
                 handle = os.open(path, os.O_RDONLY)
-                fcntl.flock(handle, fcntl.LOCK_SH)
+                locks.flock(handle, locks.LOCK_SH)
                 if _is_at(handle, path):
                     with suppress(OSError):
                         os.utime(handle)  # the time of the last use, by which the oldest are found
@@ -172,7 +172,7 @@ class FileCache:
         with _blaming_the_folder(self.folder):
             counter = os.open(self.folder / "used", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(counter, fcntl.LOCK_EX)
+            locks.flock(counter, locks.LOCK_EX)
             said = os.pread(counter, 32, 0).strip()
             used = int(said) if said.isdigit() else self.capacity_bytes
             if used + num_bytes > self.capacity_bytes:
@@ -223,7 +223,7 @@ def _is_at(handle: int, path: Path) -> bool:
 
 def _try_lock(handle: int) -> bool:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        locks.flock(handle, locks.LOCK_EX | locks.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -7,7 +7,6 @@ left out like any clip that cannot be read.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -283,7 +282,7 @@ class _Task:
 
 def machine_bytes() -> int:
     """The memory of this machine, or of the container that the process runs in, where that has less."""
-    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    found = processes.physical_bytes()
     for file in _CGROUP_LIMITS:
         with suppress(OSError, ValueError):  # no such file, or "max"
             found = min(found, int(Path(file).read_text(encoding="ascii")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +21,7 @@ from longtake.data.tables.checks import floats
 from longtake.data.tables.convert import lock, user_cache, writable_folder
 from longtake.data.tables.rows import FOLDER_TABLE, NOTES, STATES
 from longtake.data.tables.write_rows import OF_FILES, write_table
+from longtake.random import available_cores
 
 TABLE = FOLDER_TABLE
 _MOST_WORKERS = 8
@@ -124,7 +124,7 @@ def _probed(clips: pa.Table, folder: Path | str) -> tuple[pa.Table | None, list[
     with tempfile.TemporaryDirectory(prefix="longtake-") as place:
         source, target = Path(place) / "listing.parquet", Path(place) / "probed.parquet"
         write_table(clips, source)
-        workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(clips) // 32)
+        workers = min(_MOST_WORKERS, available_cores(), len(clips) // 32)
         # One part of one: where no file can be used, an empty table is written.
         result = probe_table(source, target, workers=workers, root=folder, part=(1, 1))
         found = pyarrow.parquet.read_table(result.target)

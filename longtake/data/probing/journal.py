@@ -7,7 +7,6 @@ or, after a crash, the last one is cut off and dropped. One process writes a jou
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import time
@@ -17,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from longtake import locks
 from longtake.contracts import UserError
 from longtake.durable import naming
 from longtake.small_files import parse_json
@@ -46,7 +46,7 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.flock(self._file, locks.LOCK_EX | locks.LOCK_NB)
         except OSError as error:  # some network file systems have no locks
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 self._file.close()

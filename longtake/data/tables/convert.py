@@ -4,7 +4,6 @@ kept: beside them, or in the user's cache folder; made once a machine."""
 from __future__ import annotations
 
 import errno
-import fcntl
 import glob
 import hashlib
 import json
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
+from longtake import locks
 from longtake.contracts import UserError
 from longtake.data.clips.locations import refuse_url
 from longtake.data.tables.checks import (
@@ -233,7 +233,7 @@ def lock(path: Path) -> Iterator[bool]:
     """Holds a lock file while the body runs; False where the file system has no locks, and nobody is kept out."""
     with open(path, "a") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            locks.flock(file, locks.LOCK_EX)
         except OSError:
             yield False
         else:
@@ -252,5 +252,5 @@ def _remove_earlier(folder: Path, name: str, target: Path) -> None:
         if old == target or not is_shards(old):
             continue
         with suppress(OSError), open(old / INDEX) as index:
-            fcntl.flock(index, fcntl.LOCK_EX | fcntl.LOCK_NB)  # readers hold it shared
+            locks.flock(index, locks.LOCK_EX | locks.LOCK_NB)  # readers hold it shared
             shutil.rmtree(old, ignore_errors=True)

@@ -12,7 +12,6 @@ files is kept by the operating system, once for all processes of a machine.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import struct
@@ -26,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from longtake import locks
 from longtake.contracts import UserError
 from longtake.data.clips.locations import is_url
 from longtake.data.tables.checks import SHARDS_VERSION, check_version, readable
@@ -104,7 +104,7 @@ class TableShards:
         self.root = shards_root(folder, self.index)  # where relative paths start: a folder or a URL
         self._in_use = open(folder / INDEX, "rb")  # noqa: SIM115 - locked while this object lives
         with suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(self._in_use, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            locks.flock(self._in_use, locks.LOCK_SH | locks.LOCK_NB)
         self.numbers = {
             name: mapped_array(folder / f"{name}.npy", len(self))
             for name in NUMBERS

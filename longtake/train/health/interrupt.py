@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from longtake.processes import leave_at_once, taken_signals
+from longtake.processes import ENDING_SIGNALS, leave_at_once, taken_signals
 from longtake.small_files import parse_json, read_small
 
 EXIT_NO_FIRST_STEP = 75  # no step within `first_step_timeout`
@@ -22,13 +22,12 @@ REQUESTS = {"sample": 1, "save": 2, "stop": 4}  # bits of what may be asked of a
 _REQUEST_UNIT = 1 << 20  # of these bits in the number that ranks add up: above any count of ranks
 _LOOK_SECONDS = 1.0  # between two looks for such files
 _LOG = logging.getLogger(__name__)
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def ended_by_signals() -> AbstractContextManager[None]:
     """Inside, SIGTERM and SIGUSR1 end the process as Ctrl-C does, by KeyboardInterrupt: a run that still loads leaves
     nothing behind and ends with its own code. `StopRequest` takes over once there are steps."""
-    return taken_signals(_ENDING[1:], lambda number: signal.default_int_handler(number, None), once=False)
+    return taken_signals(ENDING_SIGNALS[1:], lambda number: signal.default_int_handler(number, None), once=False)
 
 
 @contextmanager
@@ -36,7 +35,7 @@ def held_signals() -> Iterator[None]:
     """Inside, the first signal that would end the process waits for the end of the body: what the body makes is
     owned by the caller, who can undo it. A second one of the same acts at once."""
     held: list[int] = []
-    with taken_signals(_ENDING, held.append):
+    with taken_signals(ENDING_SIGNALS, held.append):
         yield
     if held:
         signal.raise_signal(held[0])
@@ -61,7 +60,7 @@ class StopRequest(ExitStack):
         self.seconds = seconds
 
     def __enter__(self) -> StopRequest:
-        self.enter_context(taken_signals(_ENDING, self._ask))
+        self.enter_context(taken_signals(ENDING_SIGNALS, self._ask))
         if self.seconds is not None:
             timer = threading.Timer(max(0.0, self.seconds), self._ask_in_time)
             timer.daemon = True
