@@ -83,7 +83,7 @@ def split(
     by: Annotated[str | None, typer.Option(help="Column whose equal values stay together, such as path.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Another seed is another split.")] = 0,
 ) -> None:
-    """Deal the rows of TABLE out to several tables, by their clip ids: rows added later move no others."""
+    """Split the rows of TABLE into several tables by clip id: rows added later move no others."""
     try:
         shares = [float(word) for word in fractions.split(",")]
     except ValueError as error:

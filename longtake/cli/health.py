@@ -24,7 +24,7 @@ def health(
     python: Annotated[str, typer.Option(help="Python on the hosts, 3.8 or later.")] = "python3",
     ssh: Annotated[str, typer.Option(help="The ssh command, such as `ssh -F site_config`.")] = "ssh",
 ) -> None:
-    """Tell Prometheus how a run and its nodes are: time by rank, stragglers, waiting for data, goodput, power, errors.
+    """Export a run's and its nodes' metrics to Prometheus: time by rank, stragglers, data waits, goodput, errors.
 
     Answers http://127.0.0.1:9400/metrics until Ctrl-C, to this machine alone unless --listen says more.
     """

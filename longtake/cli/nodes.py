@@ -40,7 +40,7 @@ def nodes(
     python: _Python = "python3",
     ssh: _Ssh = "ssh",
 ) -> int:
-    """Show how many nodes are: GPU programs, power, heat, memory, errors, clocks, disk, runs. Ctrl-C ends it.
+    """Show the state of many nodes: GPU processes, power, temperature, memory, errors, clocks, disk, runs.
 
     Exit status with --once or --json: 1 where a node has not answered.
     """
@@ -156,7 +156,7 @@ def stop(
     python: _Python = "python3",
     ssh: _Ssh = "ssh",
 ) -> int:
-    """End a run on many nodes: SIGTERM, upon which training saves, and SIGKILL for what is left.
+    """End a run on many nodes: SIGTERM, on which training saves, then SIGKILL for what is left.
 
     Shows its processes first; touches no others, and none of other users. Exit status: 1 where something is left, or a
     node has not answered.

@@ -21,7 +21,10 @@ OPEN_ENDED = {"allow_extra_args": True, "ignore_unknown_options": True}
 # `longtake train --help` takes, to find that the None they get instead is None.
 GROUP = {"default_map": dict.fromkeys(("help", "install_completion", "show_completion"), False)}
 
-Run = Annotated[str | None, typer.Argument(metavar="RUN", show_default=False)]
+Run = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", show_default=False, help="A config file, a preset's name, or a run's folder."),
+]
 
 
 def run_and_overrides(context: typer.Context, run: str | None, verb: str, kind: str = "train") -> tuple[str, list[str]]:

@@ -104,7 +104,7 @@ def plan(
     probe: _Probed = False,
     measure: _Measure = False,
 ) -> None:
-    """Say what RUN needs before anything is launched: memory by part, step time, MFU, days, clips kept.
+    """Forecast what RUN needs before it is launched: memory by part, step time, MFU, days, clips used.
 
     Ends with status 2 and the cheapest change where it cannot fit. --key value overrides any key of the run.
     """

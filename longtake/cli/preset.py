@@ -32,7 +32,7 @@ def list_all(context: typer.Context) -> None:
 
 @app.command("list")
 def show() -> None:
-    """List them, as `longtake preset` alone does."""
+    """List the presets, as `longtake preset` alone does."""
     rows = [(one.name, VERBS[one.kind], one.gpus, one.about) for one in presets()]
     print_table(track.make_console(), ("preset", "verb", "GPUs", "what"), rows)
 
@@ -44,7 +44,7 @@ def copy(
         str | None, typer.Argument(metavar="[TARGET]", help="The file to write; default: the preset's name, here.")
     ] = None,
 ) -> None:
-    """Write a preset as a file of your own. What it inherits, it goes on inheriting from the installed presets."""
+    """Copy a preset to your own file. It keeps inheriting from the installed presets."""
     if (path := find_preset(name)) is None:
         hint = f"did you mean {near}?" if (near := nearest_preset(name)) else "`longtake preset` lists them"
         raise UserError(f"{name}: is no preset; {hint}")

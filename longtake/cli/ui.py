@@ -25,7 +25,7 @@ def ui(
         typer.Option(envvar="LONGTAKE_UI_TOKEN", help="What a browser must show first; default: made up if needed."),
     ] = None,
 ) -> None:
-    """Open a page in the browser: make videos, watch and queue runs, look at clips and mend captions, train a LoRA.
+    """Open a page in the browser: make videos, watch and queue runs, look at clips, fix captions, train a LoRA.
 
     It does nothing that these commands do not, and shows the command of each. Needs `pip install '.[ui]'`.
     """

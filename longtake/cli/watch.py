@@ -29,7 +29,7 @@ def watch_runs(
     wandb_run: Annotated[str | None, typer.Option(help="Id of a W&B run, or `new`; default: the run's own.")] = None,
     webhook: Annotated[str | None, typer.Option(help="Address that gets each alarm as JSON, by POST.")] = None,
 ) -> None:
-    """Validate the checkpoints of runs beside their training, newest first, and raise alarms over their curves.
+    """Validate the checkpoints of runs while they train, newest first, and raise alarms on their curves.
 
     Runs on this machine or another that sees the folders, where a GPU is free; otherwise it leaves validations to the
     run, and says so. Writes watch.html, curves for TensorBoard and Weights & Biases, and alarms.jsonl.
