@@ -116,6 +116,7 @@ def test_a_finished_demo_is_never_overwritten(
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_an_interrupted_demo_says_how_to_go_on_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder, whole = tmp_path / "demo", {}
     for step, call in (("make_shapes", 0), ("probe_table", 0), ("train", 0), ("generate", 2), ("write_report", 0)):

@@ -20,6 +20,7 @@ PRESET = Path(__file__).parents[2] / "configs" / "opensora_v2" / "inference" / "
 
 
 @pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.slow
 def test_compiled_blocks_make_the_video_of_eager_ones(
     described: dict[str, Any], world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

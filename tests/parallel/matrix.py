@@ -138,9 +138,9 @@ SELECTIVE: Way = {"compiled": "aot_eager", "remat": (2, 2), "level": "selective"
 RECOMPUTED: Way = {"compiled": "aot_eager", "remat": (2, 2)}
 ON_FP8: Way = {"lora": {**LORA, "base": "fp8"}, "micro": (0, 1)}
 ONE_SIZE: Mapping[str, Way] = {  # with a graph of its own, as in presets; STDiT3's open sizes take a minute more
-    "CogVideoX-Fun-5B-InP": {**DENOISERS["CogVideoX-Fun-5B-InP"], "micro": (0,), "static": True},
-    "STDiT3": {**STDIT3, "model": {"depth": 1}, "micro": (3,), "static": True},
-    "TTT-MLP": {**DENOISERS["TTT-MLP"], "micro": (0,), "static": True},
+    "tensor 2: CogVideoX-Fun-5B-InP": {**DENOISERS["CogVideoX-Fun-5B-InP"], "micro": (0,)},
+    "tensor 2: STDiT3": {**STDIT3, "model": {"depth": 1}, "micro": (3,)},
+    "sequence 2: TTT-MLP": {**DENOISERS["TTT-MLP"], "micro": (0,)},
 }
 COMPILED: Table = {
     2: {
@@ -153,8 +153,7 @@ COMPILED: Table = {
         ),
         "tensor 2, lora, selective": _case({"tensor": 2}, SMALL, SELECTIVE, {"lora": LORA, "micro": (1,)}),
         **{
-            f"{mesh}: {name}, selective": _case(degrees, KERNEL, SELECTIVE, of)
-            for mesh, degrees in PEERS[2].items()
+            f"{name}, selective": _case(PEERS[2][name.split(":")[0]], KERNEL, SELECTIVE, of, {"static": True})
             for name, of in ONE_SIZE.items()
         },
     },

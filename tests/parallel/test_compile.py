@@ -128,6 +128,7 @@ def use(current: CurrentLevel, bucket: tuple) -> tuple:
     return bucket
 
 
+@pytest.mark.slow
 def test_each_level_has_a_graph_and_full_that_of_none() -> None:
     current = CurrentLevel("none", {("", 2): "selective", ("", 3): "full", ("", 1): "none"})
     compiler = BlockCompiler(backend="aot_eager")

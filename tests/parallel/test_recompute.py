@@ -299,6 +299,7 @@ def saved_by_compiled(level: Level) -> int:
 
 
 @pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.slow
 def test_compiled_blocks_save_what_their_level_says() -> None:
     tokens = 2 * (18 + 5) * 4  # bytes of one number of each
     attention = 32 + 2  # its output, and the log-sum-exp of two heads
@@ -315,6 +316,7 @@ def test_compiled_blocks_save_what_their_level_says() -> None:
 
 
 @pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.slow
 def test_a_number_changes_no_gradient() -> None:
     model = built(0.3, (0, 2), compiler=BlockCompiler(backend="aot_eager_decomp_partition"))
     loss_of(model).backward()

@@ -43,10 +43,11 @@ def matrices(layers: dict[str, tuple[int, ...]], ends: tuple[str, str]) -> dict[
     return tensors
 
 
-@pytest.mark.parametrize("ends", ENDS)
-def test_adapter_is_read_behind_every_prefix(ends: tuple[str, str], tmp_path: Path) -> None:
+def test_adapter_is_read_behind_every_prefix_and_before_every_end(tmp_path: Path) -> None:
     sizes = layers_of(FORMAT, CONFIG, FORMAT.as_published("diffusers"))
-    for number, prefix in enumerate(DOTTED + FLAT):
+    pairs = [(prefix, ENDS[i % len(ENDS)]) for i, prefix in enumerate(DOTTED + FLAT)]
+    pairs += [(prefix, ends) for ends in ENDS for prefix in (DOTTED[0], FLAT[0])]
+    for number, (prefix, ends) in enumerate(pairs):
         names = {layer: layer.replace(".", "_") if prefix in FLAT else layer for layer in DIFFUSERS_LAYERS}
         layers = {prefix + name: sizes[layer] for layer, name in names.items()}
         save_file(matrices(layers, ends), tmp_path / f"{number}.safetensors")
