@@ -54,6 +54,7 @@ class Purpose(IntEnum):
     SOLVER = 16  # noise that a solver adds at a step
     COMPANION = 17  # which of a clip's reference stills
     KNOWN_NOISE = 18  # noise on pixels that are given
+    AUTOENCODER = 19  # which clips an autoencoder is fitted on, and which of their blocks
     COMPANION_POSTERIOR = 1024  # of what a clip brings along, and the numbers above for others that it brings
 
 

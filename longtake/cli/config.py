@@ -28,9 +28,14 @@ def show(context: typer.Context, run: Run = None) -> None:
         resolved = train.read_run(source, overrides, train.RunWithoutTable, context.obj)
         idle = {"lr"} if resolved.value.optim.schedule is not None else set()  # nothing reads it then
         rows = [row for row in config.describe(resolved) if row.key not in idle]
+    ceiling = None if of_generation else resolved.value.ae.ceiling
     console = track.make_console()
     if console.is_terminal:
         print_table(console, ("key", "value", "from"), [(row.key, repr(row.value), row.origin) for row in rows])
+        if ceiling is not None:
+            console.print(ceiling)
         return
     for row in rows:  # one line each, for grep
         print(f"{row.key} = {row.value!r}  # {row.origin}")
+    if ceiling is not None:
+        print(f"# {ceiling}")

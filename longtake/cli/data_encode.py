@@ -73,9 +73,14 @@ def _encode(config: train.RunConfig, options: encode.EncodeOptions, console: Con
     with parallel.start_world(config.device, _LONGEST_WAIT_SECONDS) as world:
         if mend:
             options = replace(options, mend=world.on_main(lambda: _find_damage(config, options, console)))
+
+        def say(line: str) -> None:
+            if world.is_main:
+                console.print(line, markup=False)
+
         with Counted(console, "encoding", "encoded", "samples and captions", world.is_main) as shown:
             what = config.dataset, config.bucket_rule, config.stage_number
-            result = encode.encode(config, *what, options, world, shown.update, config.condition_config)
+            result = encode.encode(config, *what, options, world, shown.update, config.condition_config, say)
         _report(console, world, result)
 
 

@@ -254,6 +254,8 @@ def _show(
     console = track.make_console()
     for line in (report.head_words(plan), report.layout_words(plan)):
         console.print(line)
+    if (ceiling := plan.work.config.ae.ceiling) is not None:
+        console.print(ceiling)
     head = report.entry_head(plan)
     print_table(console, head, report.entry_rows(plan), numbers=head[2:])
     if probed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from longtake.contracts import UserError
 from longtake.doctor import data, machine, model, training
 from longtake.doctor.case import Case, open_case
 from longtake.doctor.finding import Finding, ranked
+from longtake.encode import fit_autoencoder
 from longtake.generate.source import load_weights
 from longtake.parallel import Mesh, ParallelConfig, World, start_world
 from longtake.train import RunConfig, read_run
@@ -72,8 +74,8 @@ def examine(
             progress(0.0)
 
     try:
-        with start_world(config.device) as world:
-            _examine(config, world, folder, checkpoint, clips, quick, ema, found, progress)
+        with start_world(config.device) as world, tempfile.TemporaryDirectory() as scratch:
+            _examine(config, world, folder, checkpoint, clips, quick, ema, Path(scratch), found, progress)
     except torch.OutOfMemoryError:
         raise UserError(
             f"longtake doctor: not enough memory on one device after {len(findings)} checks; choose a larger one, "
@@ -90,12 +92,16 @@ def _examine(
     clips: int,
     quick: bool,
     ema: bool,
+    scratch: Path,
     found: Found,
     progress: Callable[[float], None],
 ) -> None:
-    """Every check in turn."""
+    """Every check in turn; `scratch` is a folder for files of this examination."""
     if world.size > 1:
         raise UserError(f"longtake doctor: {world.size} processes run, and it works on one device; start one")
+    config = fit_autoencoder(
+        config, config.dataset, config.bucket_rule, config.stage_number, scratch, world, lambda line: None
+    )
     case = open_case(config, world, Mesh.create(config.parallel, world), clips, trained=False)
     for check in (data.files, data.captions, data.round_trip, data.spread, training.loaded):
         found(check(case))

@@ -7,6 +7,7 @@ from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from longtake.encode.auto import choose_store, is_store, store_folder, store_size
+    from longtake.encode.autoencoder import fit_autoencoder
     from longtake.encode.fit import FittingStore, open_fitting_store
     from longtake.encode.run import EncodeOptions, EncodeResult, encode
     from longtake.encode.verify import VerifyResult, verify_store

@@ -148,7 +148,7 @@ def choose_store(
             say(f"encoded {done:,} of {total:,} samples and captions of this process")
 
     try:
-        encode(config, dataset, rule, stage, options, world, progress, kinds)
+        encode(config, dataset, rule, stage, options, world, progress, kinds, say)
     except OtherStore as error:
         if world.is_main:
             say(f"dataset.latents = 'auto': {error.said}, so the run encodes by itself")

@@ -24,6 +24,7 @@ from longtake.data.latents.source import OF_VIDEO, num_bytes, sized
 from longtake.data.rules import MASK
 from longtake.diffusion import Window
 from longtake.durable import unfinished, write_whole
+from longtake.encode.autoencoder import fit_autoencoder
 from longtake.encode.fit import OtherStore, differences, encoder_digests, known_fingerprint, make_fingerprint
 from longtake.encode.plan import Plan, clips_of, encode_inputs, entries_per_shard, make_plan
 from longtake.encode.shards import (
@@ -95,11 +96,13 @@ def encode(
     world: World,
     progress: Callable[[int, int], None] | None = None,
     kinds: Mapping[str, float] | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> EncodeResult:
     """Makes this process's share of the store. Collective over the processes of `world`.
 
     `kinds`: the weights of the kinds of known frames that the run trains on; what a kind makes known of a clip is
     encoded by itself too, where the clip is long enough. `progress(done, total)`: entries and captions of its share.
+    `say` gets a line where the autoencoder is fitted first.
     Raises `OtherStore` where the folder holds a store of something else, `UserError` where `dataset.views` is 0, no
     clip has a bucket, or no clip can be read.
 
@@ -113,6 +116,7 @@ def encode(
     if world.device.type == "cpu":
         tune_host(config.cpu_threads)
     table = world.on_all(lambda: open_clips(dataset, config.sample_rules.columns))
+    config = fit_autoencoder(config, dataset, rule, stage, options.folder, world, say)
     set_tf32(config)
     encoders = build_encoders(config, world.device, world, unequal=True)
     for bucket in rule.buckets:

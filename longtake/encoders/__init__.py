@@ -12,20 +12,30 @@ if TYPE_CHECKING:
     from longtake.encoders.autoencoder import Autoencoder, ChunkedAutoencoder, build_autoencoder
     from longtake.encoders.cogvideox import CogVideoXAutoencoder, cogvideox_module
     from longtake.encoders.config import (
+        AUTOENCODER_FILE,
         Autoencoder2DConfig,
         AutoencoderSection,
         ClipEncoderConfig,
         CogVideoXVAEConfig,
         EncoderSection,
         HunyuanVAEConfig,
+        LinearConfig,
         PixelConfig,
         T5EncoderConfig,
         WordsConfig,
+        fitted_layer,
     )
     from longtake.encoders.cost import EncodeCost, autoencoder_cost, seen, text_cost
     from longtake.encoders.extras import needs_extra
     from longtake.encoders.files import CheckedWeights, find_encoder, local_encoder
     from longtake.encoders.kl import HunyuanAutoencoder, ImageAutoencoder, hunyuan_module, image_module
+    from longtake.encoders.linear import (
+        BlockStatistics,
+        LinearAutoencoder,
+        principal_components,
+        psnr_of_round_trip,
+        split_blocks,
+    )
     from longtake.encoders.opensora_v1_2 import OpenSoraAutoencoder
     from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
     from longtake.encoders.pixel import PixelAutoencoder

@@ -6,8 +6,11 @@ section is what decides the encoder's output: where its weights lie and how they
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
@@ -20,6 +23,8 @@ Dtype = Literal["bf16", "fp16", "fp32"]
 Placement = Literal["resident", "offloaded"]
 
 _FROM = "local path, or the name of weights on the Hugging Face hub: owner/name, or owner/name/file.safetensors"
+AUTOENCODER_FILE = "autoencoder.safetensors"  # of a fitted one, in the folder of a run or of a latent store
+_MOST_HEADER = 1 << 20  # bytes of the header of a file of a fitted autoencoder
 _CACHE = "folder for files from the hub; None: the hub's own cache"
 
 
@@ -55,6 +60,11 @@ class AutoencoderSection(EncoderSection, OpenSection):
     def scale(self) -> float:
         """What the latents of the weights as they were published are multiplied by."""
         return getattr(self, "scale_factor", 1.0)
+
+    @property
+    def ceiling(self) -> str | None:
+        """A line on the best that videos can look like, of one that is fitted on the clips of a run."""
+        return None
 
     @property
     def is_random(self) -> bool:
@@ -102,6 +112,107 @@ class PixelConfig(AutoencoderSection):
                 f"choose at most {self.temporal} or a multiple of it as the frames of a bucket or video"
             )
         self.refuse_sides(f"ae.spatial = {self.spatial}", "whole blocks", height, width)
+
+
+class LinearConfig(AutoencoderSection):
+    """Principal components of space-time blocks of the run's own clips, fitted before the first step."""
+
+    AUTOENCODER: ClassVar[str] = "longtake.encoders.linear:LinearAutoencoder"
+
+    type: Literal["linear"] = Field("linear", description="principal components of blocks, fitted on the run's clips")
+    from_pretrained: str | None = Field(
+        None, description="file of a fitted one; None: the run's own, which is fitted before the first step"
+    )
+    cache_dir: str | None = Field(None, description=_CACHE)
+    channels: int = Field(192, ge=1, description="components of a block: channels of a latent cell")
+    temporal: int = Field(8, ge=1, description="frames in one latent frame")
+    spatial: int = Field(8, ge=1, description="pixels along one side of a latent cell")
+    first_alone: bool = Field(
+        False, description="the first frame is a latent frame by itself, for families of 4k+1 frames (temporal = 4)"
+    )
+    overlap: bool = Field(True, description="blocks overlap by half, so that no edges show between them")
+    whitening: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="a component is divided by its standard deviation to this power: 1 makes all alike, 0 keeps pixels",
+    )
+
+    @model_validator(mode="after")
+    def _few_enough(self) -> LinearConfig:
+        size = self.frame_size if self.first_alone else self.block_size
+        if self.channels > size:
+            raise ValueError(f"ae.channels = {self.channels}: a block has {size} numbers; choose fewer")
+        return self
+
+    @property
+    def frame_size(self) -> int:
+        """Numbers of a block of one frame."""
+        return 3 * self.spatial**2
+
+    @property
+    def block_size(self) -> int:
+        """Numbers of a block."""
+        return self.temporal * self.frame_size
+
+    @property
+    def latent(self) -> LatentShape:
+        return LatentShape(self.channels, self.temporal, self.spatial, causal=self.first_alone)
+
+    def check(self, num_frames: int, height: int, width: int) -> None:
+        """Raises `UserError` for a shape that does not divide into whole blocks; a shorter clip fills one in time."""
+        first, place = int(self.first_alone), f"ae.temporal = {self.temporal}"
+        rest = num_frames - first
+        if self.first_alone and rest % self.temporal:
+            below = rest // self.temporal * self.temporal + 1
+            raise UserError(
+                f"{place}: {num_frames} frames are not {self.temporal}k+1; choose {below} or {below + self.temporal} "
+                "as the frames of a bucket or video"
+            )
+        if rest > self.temporal and rest % self.temporal:
+            raise UserError(
+                f"{place}: {num_frames} frames do not divide into whole blocks; choose at most {self.temporal} or a "
+                "multiple of it as the frames of a bucket or video"
+            )
+        self.refuse_sides(f"ae.spatial = {self.spatial}", "whole blocks", height, width)
+
+    def fitted(self) -> dict[str, Any] | None:
+        """The facts of the fit, from the header of its file: "psnr", "worst_psnr", "clips", "held_out"; None without a
+        file on this machine."""
+        if self.from_pretrained is None:
+            return None
+        path = Path(self.from_pretrained).expanduser()
+        return _facts(path, path.stat().st_mtime_ns) if path.is_file() else None
+
+    @property
+    def ceiling(self) -> str:
+        facts = self.fitted()
+        if facts is None:
+            return "linear autoencoder: fitted before the first step, which shows the PSNR of its round trip"
+        return (
+            f"linear autoencoder: {facts['psnr']:.1f} dB PSNR of a round trip, {facts['worst_psnr']:.1f} dB the worst "
+            f"of {facts['held_out']} held-out clips: videos of the run can look no better"
+        )
+
+
+@lru_cache(maxsize=8)
+def _facts(path: Path, _changed: int) -> dict[str, Any] | None:
+    """The value of "fit" in the header of a safetensors file, read without PyTorch."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = file.read(size) if size <= _MOST_HEADER else b""
+    try:
+        return json.loads(json.loads(header)["__metadata__"]["fit"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def fitted_layer(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The keys that a run's config, as plain data, leaves to its folder: where its fitted autoencoder is, wherever the
+    folder has been moved to."""
+    ae, file = tree.get("ae"), folder / AUTOENCODER_FILE
+    is_linear = isinstance(ae, Mapping) and ae.get("type") == "linear" and ae.get("from_pretrained") is None
+    return {"ae": {"from_pretrained": str(file)}} if is_linear and file.is_file() else {}
 
 
 class KLSection(AutoencoderSection):

@@ -13,6 +13,7 @@ from torch import Tensor
 from longtake.checkpoint import CheckpointWeights, RunState, hold, is_complete, list_checkpoints
 from longtake.config import load_config
 from longtake.contracts import UserError
+from longtake.encoders import fitted_layer
 from longtake.families import family_of, read_model
 from longtake.models import LoraConfig, ModelSection, quantized
 from longtake.tensor_files import check_finite
@@ -110,7 +111,8 @@ def run_tree(checkpoint: Path) -> dict[str, Any]:
     file = checkpoint.parent / "config.py"
     if not file.exists():
         raise UserError(f"{checkpoint.parent}: no config.py beside the checkpoint; give the folder of a training run")
-    return load_config(file, [], dict[str, Any]).tree
+    tree = load_config(file, [], dict[str, Any]).tree
+    return {**tree, **{key: {**tree[key], **own} for key, own in fitted_layer(tree, checkpoint.parent).items()}}
 
 
 def run_sections(checkpoint: Path) -> tuple[ModelSection, LoraConfig | None]:

@@ -19,6 +19,7 @@ from longtake.checkpoint import hold, last_whole, list_checkpoints
 from longtake.config import dump_config, load_config
 from longtake.contracts import UserError
 from longtake.durable import write_whole
+from longtake.encoders.config import AUTOENCODER_FILE
 from longtake.processes import restarts
 from longtake.small_files import parse_json, read_small
 from longtake.train.config import NUMBER, RunConfig
@@ -290,6 +291,8 @@ def save_config(folder: Path, config: RunConfig) -> None:
     What a launch started from is left out: the folder says that by itself when the run is continued.
     """
     lasting = config.model_copy(update={"load": None, "resume": None, "start_epoch": None, "start_step": None})
+    if getattr(config.ae, "from_pretrained", None) == str(folder / AUTOENCODER_FILE):
+        lasting = lasting.model_copy(update={"ae": config.ae.model_copy(update={"from_pretrained": None})})
     path, text = folder / CONFIG_FILE, dump_config(lasting)
     try:
         before = read_small(path) if path.exists() else text.encode()

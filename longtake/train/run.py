@@ -17,15 +17,17 @@ from torch import Tensor
 
 from longtake import __version__
 from longtake.buckets import PassOrder
-from longtake.checkpoint import Clock, Frozen, RunState, keep_frozen, size_of
+from longtake.checkpoint import Clock, Frozen, RunState, hold, keep_frozen, size_of
 from longtake.config import Dialect, dump_config
 from longtake.data import caption_lines, control_lines
 from longtake.durable import write_whole
+from longtake.encode import fit_autoencoder, store_folder
 from longtake.evaluate import Validation, missing
 from longtake.parallel import Mesh, World, check_bucket_sequence, start_world
 from longtake.plan import amount
 from longtake.system import System, build_system, caption_length_lines
 from longtake.system.clip_rates import clip_rate_lines
+from longtake.system.pretrained import means_checkpoint
 from longtake.track import (
     StepMeter,
     TrackedRun,
@@ -217,9 +219,23 @@ class RunLaunch:
         return Prepared(place, system, update, data, start, stream, order, begun, trackers, saver, health, validation)
 
     def settled(self, place: RunFolder, first_step: FirstStepTimer) -> RunConfig:
-        """The run with the source of its latents decided."""
+        """The run with its autoencoder fitted and the source of its latents decided."""
         with first_step.paused():  # encoding takes its hours
-            return settle_latents(self.config, started_with(place), self.world, self.say_once)
+            config = self.fitted(place)
+            return settle_latents(config, started_with(place), self.world, self.say_once)
+
+    def fitted(self, place: RunFolder) -> RunConfig:
+        """The run with its autoencoder fitted, or with that of the run or store whose latents it goes on with."""
+        config, earlier = self.config, []
+        if config.dataset.stored:
+            earlier.append(store_folder(config.dataset, config.stage_number))
+        if place.checkpoint is not None and place.elsewhere is None:
+            earlier.append(place.checkpoint.parent)
+        if (spec := config.model.from_pretrained) is not None and means_checkpoint(spec):
+            with hold(spec) as checkpoint:
+                earlier.append(checkpoint.parent)
+        what = config.dataset, config.bucket_rule, config.stage_number, place.path
+        return fit_autoencoder(config, *what, self.world, self.say_once, earlier)
 
     def owes_validation(self, place: RunFolder, start: Start) -> bool:
         """Whether an earlier launch was ended before the videos of its last step were made. Collective."""

@@ -22,6 +22,7 @@ from longtake.config import ConfigError, Dialect, Fault, Resolved, key_names, lo
 from longtake.config.faults import shown
 from longtake.config.overrides import split_flags
 from longtake.contracts import UserError
+from longtake.encoders.config import AUTOENCODER_FILE, fitted_layer
 from longtake.generate import OF_TRAINING, GenerateConfig
 from longtake.presets import find_preset
 from longtake.system.tiny import TINY, take_tiny, tiny_layer, world_size
@@ -242,5 +243,14 @@ def read_run(
                 f"{run}: no {CONFIG_FILE} in it; give a config file, or the folder of an earlier run; a folder of "
                 f"clips is given to a run, such as `longtake train custom --dataset.data-path {shlex.quote(run)}`"
             )
+        over = _folder_layers(file, command)
         path = file
     return read_layers(path, command, schema, over)
+
+
+def _folder_layers(file: Path, command: CommandLine) -> Layers:
+    """The keys that the config in a run's folder leaves to the folder, unless the command line chooses another `ae`."""
+    if any(word.split("=")[0] in ("--ae", "--ae.type") for word in command.overrides):
+        return ()
+    keys = fitted_layer(load_config(file, [], dict[str, Any]).tree, file.parent)
+    return ((str(file.parent / AUTOENCODER_FILE), keys),) if keys else ()
