@@ -29,8 +29,8 @@ oldest:
 	OMP_NUM_THREADS=1 .venv-oldest/$(OLD)/bin/python -m pytest -q -n 2 --dist loadfile --timeout 600 \
 		tests/models tests/parallel tests/plan tests/system tests/train tests/generate tests/families tests/weights
 	OMP_NUM_THREADS=1 .venv-oldest/$(OLD)/bin/python -m pytest -q -n 2 --dist loadfile --timeout 600 -m slow \
-		tests/parallel/test_compile.py tests/parallel/test_float8.py tests/parallel/test_remat.py \
-		tests/parallel/test_remat_of_peers.py tests/train/test_compiled_resume.py
+		tests/parallel/test_compile.py tests/parallel/test_float8.py tests/parallel/test_recompute.py \
+		tests/parallel/test_recompute_of_peers.py tests/train/test_compiled_resume.py
 
 # Root, for Slurm's packages and daemons, promtool and namespaces; what was found goes into benchmarks/results/cluster.json.
 cluster: .venv/.dev

@@ -35,8 +35,8 @@ def test_the_key_reference_is_what_the_schemas_say() -> None:
 
 
 def test_the_tests_that_developers_are_pointed_to_are_there() -> None:
-    page = (ROOT / "docs" / "development.md").read_text(encoding="utf-8")
-    named = {name.removeprefix("tests/") for name in re.findall(r"[\w/]*test_\w+\.py", page)}
+    pages = [path.read_text(encoding="utf-8") for path in (*ROOT.glob("docs/*.md"), ROOT / "Makefile")]
+    named = {name.removeprefix("tests/") for page in pages for name in re.findall(r"[\w/]*\btest_\w+\.py", page)}
     assert len(named) > 20
     named |= {*conftest.DEAR, *conftest.WORLDS}
     assert [name for name in sorted(named) if not (ROOT / "tests" / name).exists()] == []
