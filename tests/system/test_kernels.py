@@ -114,7 +114,7 @@ def test_compiled_blocks_save_the_layers_that_are_named(
     precision: str | None, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     products = {}
-    for level in ("full", "selective", ("linear2",), ("linear2", "q_proj")):
+    for level in ("selective", ("linear2", "q_proj")):
         counting = CountingBackend()
         monkeypatch.setattr("longtake.parallel.BlockCompiler", partial(BlockCompiler, backend=counting.backend))
         torch._dynamo.reset()
@@ -124,8 +124,8 @@ def test_compiled_blocks_save_the_layers_that_are_named(
         largest = max(float(grad.abs().max()) for grad in eager.values())
         assert within(max(float((compiled[name] - grad).abs().max()) for name, grad in eager.items()), 1e-5 * largest)
         products[level] = counting.products
-    counts = list(products.values())[1:]
-    assert counts == sorted(set(counts), reverse=True)
+    selective, of_layers = products.values()
+    assert of_layers < selective
 
 
 @pytest.mark.usefixtures("fresh_compiler")
