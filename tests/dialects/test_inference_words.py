@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
-from longtake.dialects.opensora_v2.inference import ALIASES, FIXED, LEFT, MOVED
+from longtake.dialects.opensora_v2 import keys
+from longtake.dialects.table import keys_of
 from tests.dialects.speech import INFERENCE, inference, refusal, write
 
 PRESET = "configs/diffusion/inference/256px.py"
@@ -86,6 +87,6 @@ def test_what_has_no_counterpart_is_refused_in_a_sentence(flags: tuple[str, ...]
 @pytest.mark.parametrize("value", ["[]", "{'a': {'b': 1}}", "none"])
 def test_no_value_of_a_word_is_a_traceback(value: str, tmp_path: Path) -> None:
     run = write(tmp_path, INFERENCE)
-    for word in (*ALIASES, *MOVED, *LEFT, *FIXED, "plugin", "plugin_config", "lora_config", "motion_score", "dataset"):
+    for key in (*keys_of((*keys.INFERENCE, *keys.PLUGIN)), "plugin_config", "lora_config", "dataset"):
         with suppress(UserError):
-            inference(run, f"--{word}={value}")
+            inference(run, f"--{key}={value}")

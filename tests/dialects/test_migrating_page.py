@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from longtake.dialects.opensora_v2 import inference as inference_words
-from longtake.dialects.opensora_v2 import training as training_words
-from longtake.dialects.opensora_v2.shared import PLUGIN_KEYS
+from longtake.dialects.table import KeyRow
 from longtake.generate import resolve_source
 from longtake.presets import run_file
 from longtake.train import read_run
 from tests.dialects.speech import ROOT, inference, training
+from tools import migrating_tables
 
 PAGE = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8").partition("\n## TTT-Video")[0]
 ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| `torchrun")]
@@ -55,10 +54,15 @@ def test_the_page_has_commands() -> None:
     assert len(ROWS) >= 12
 
 
-def test_every_word_of_the_dialect_is_on_the_page() -> None:
-    words = {f"plugin_config.{key}" for key in PLUGIN_KEYS}
-    for module in (training_words, inference_words):
-        words |= {*module.MOVED, *module.LEFT, *module.FIXED}
-    words |= {*inference_words.ALIASES, "refine-prompt", "prompt_refine", "lora_config", "grad_ckpt_buffer_size"}
-    listed = set(re.findall(r"`([A-Za-z_0-9.\-]+)[`= ]", PAGE))
-    assert words - listed == set()
+def test_tables_of_the_page_are_those_of_the_dialects() -> None:
+    text = migrating_tables.PAGE.read_text(encoding="utf-8")
+    assert migrating_tables.page(text) == text, "run python tools/migrating_tables.py"
+
+
+def test_table_cell_names_the_answer_to_its_key() -> None:
+    row = KeyRow("a", ours="b.c", values={"x": "y"})
+    assert migrating_tables.cell(row) == "`b.c`: `x` is `y`; others are refused"
+    assert migrating_tables.cell(KeyRow("a", only=(False, None), reason="why")) == "refused unless False: why"
+    assert migrating_tables.cell(KeyRow("a", note="why")) == "not needed: why"
+    with pytest.raises(ValueError, match="opensora_v2 training"):
+        migrating_tables.page("<!-- keys: other -->\n<!-- end -->")

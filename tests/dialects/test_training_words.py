@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
-from longtake.dialects.opensora_v2.shared import PLUGIN_KEYS
-from longtake.dialects.opensora_v2.training import FIXED, LEFT, MOVED
+from longtake.dialects.opensora_v2 import keys
+from longtake.dialects.table import keys_of
 from longtake.presets import FOLDER
 from tests.dialects.speech import TRAINING, refusal, training, write
 
@@ -127,16 +127,19 @@ def test_adapters_in_pefts_words(tmp_path: Path) -> None:
     assert lora is not None
     assert (lora.rank, lora.alpha, lora.targets, lora.dora) == (8, 8, None, True)
     assert training(write(tmp_path, TRAINING + "lora_config = None"))[0].lora is None
+    lora = training(write(tmp_path, TRAINING + 'lora_config = dict(bias="none")'))[0].lora
+    assert lora is not None
+    assert lora.rank == 8
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--plugin_config.pp_size", "2"), "plugin_config.pp_size = 2 .* not dealt out as a pipeline"),
+        (("--plugin_config.pp_size", "2"), "plugin_config.pp_size = 2 .* no pipeline parallelism"),
         (("--plugin", "gemini"), 'plugin = "gemini" .*: must be zero1, zero2 or hybrid'),
         (("--plugin_config.sequence_parallelism_mode", "split_gather"), "must be one of ring_attn, all_to_all"),
-        (("--plugin_config.zero_stages", "2"), "plugin_config.zero_stages = 2 .*: is no word of it; there are tp_size"),
-        (("--optim.cls", "Lamb"), 'optim.cls = "Lamb" .*AdamW is what there is'),
+        (("--plugin_config.zero_stages", "2"), "plugin_config.zero_stages = 2 .*: unknown key; choose .*tp_size"),
+        (("--optim.cls", "Lamb"), 'optim.cls = "Lamb" .*AdamW is the optimizer'),
         (("--cached_video", "True"), "cached_video = True .*longtake data encode"),
         (("--dataset.type", "cached_video_text"), "dataset.type = .*longtake data encode"),
         (("--nsys", "True"), "nsys = True .*nsys profile"),
@@ -153,22 +156,18 @@ def test_what_has_no_counterpart_is_refused_in_a_sentence(flags: tuple[str, ...]
 
 
 ODD = ("[]", "{'a': {'b': 1}}", "-1", "True", "none", "a b")
-WORDS = (
-    *MOVED,
-    *LEFT,
-    *FIXED,
-    *(f"plugin_config.{key}" for key in PLUGIN_KEYS),
-    *("plugin", "plugin_config", "lora_config", "lora_config.r", "lora_config.target_modules", "is_causal_vae"),
-    *("grad_ckpt_buffer_size", "grad_checkpoint", "patch_size", "load", "ae", "optim", "dataset.data_path", "t5"),
+KEYS = (
+    *keys_of((*keys.MODEL, *keys.PLUGIN, *keys.ADAPTERS, *keys.TRAINING)),
+    *("plugin_config", "lora_config", "ae", "optim", "dataset.data_path", "t5"),
 )
 
 
 @pytest.mark.parametrize("value", ODD)
 def test_no_value_of_a_word_is_a_traceback(value: str, tmp_path: Path) -> None:
     run = write(tmp_path, TRAINING)
-    for word in WORDS:
+    for key in KEYS:
         with suppress(UserError):
-            training(run, f"--{word}={value}")
+            training(run, f"--{key}={value}")
 
 
 def test_tiny_shrinks_a_file_in_the_old_words(tmp_path: Path) -> None:

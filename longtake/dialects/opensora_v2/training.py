@@ -1,60 +1,23 @@
-"""The words of Open-Sora 2.0's training files and flags."""
+"""Conversions of Open-Sora 2.0's training files and flags."""
 
 from __future__ import annotations
 
 from longtake.config.tree import Leaf, plain
-from longtake.dialects.opensora_v2.shared import ELEMENT_BYTES, translate_lora, translate_model, translate_plugin
-from longtake.dialects.translation import Fixed, Translation, recompute_fully, recompute_nothing
+from longtake.dialects.opensora_v2.keys import TRAINING
+from longtake.dialects.opensora_v2.shared import translate_lora, translate_model, translate_plugin
+from longtake.dialects.table import apply_rows
+from longtake.dialects.translation import Translation, recompute_fully, recompute_nothing
 
 ALL_BLOCKS = (100, 100)
-_SETTINGS = ("grad_ckpt_setting", "grad_ckpt_settings", "model.grad_ckpt_setting")
-_TIMES = "the log has times of steps and of the loader in every line"
-_MASTERS = "checkpoints hold the master weights, and loading takes them"
-MOVED = {
-    **dict.fromkeys(_SETTINGS, "model.grad_ckpt_settings"),
-    "sigma_min": "objective.sigma_min",
-    "ckpt_path": "model.from_pretrained",
-}
-LEFT = {
-    "pin_memory_cache_pre_alloc_numels": "pinned buffers are made as needed; dataset.max_host_gb bounds batches ahead",
-    "num_bucket_build_workers": "the order of a pass is arithmetic on columns; no workers are needed",
-    "batch_size": "bucket_config says the batch size of each bucket",
-    "record_time": _TIMES,
-    "record_barrier": _TIMES,
-    "nsys_warmup_steps": "not needed without nsys",
-    "nsys_num_steps": "not needed without nsys",
-    "save_master_weights": _MASTERS,
-    "load_master_weights": _MASTERS,
-    "update_warmup_steps": "the learning rate follows from the step that a run goes on at",
-    "warmup_ae": "the autoencoder compiles nothing unless ae.compile is set",
-    "config_path": "the run's folder keeps the whole config",
-}
-_ADAMS = ("HybridAdam", "FusedAdam", "CPUAdam", "AdamW")
-_STORE = "make a store by `longtake data encode RUN -o FOLDER` and give it as dataset.latents"
-FIXED = {
-    "dataset.type": Fixed(("video_text", None), "the table says which clips are stills", _STORE),
-    "dataset.rand_sample_interval": Fixed((None,), "", "frames are taken at an even stride"),
-    "cached_video": Fixed((False, None), "", _STORE),
-    "cached_text": Fixed((False, None), "", _STORE),
-    "nsys": Fixed((False, None), "", "start the command under `nsys profile` yourself"),
-    "optim.cls": Fixed((*_ADAMS, None), "AdamW over shards of the weights", "AdamW is what there is"),
-    "optim.adamw_mode": Fixed((True, None), "", "weight decay is decoupled, as in AdamW"),
-    "optim.amsgrad": Fixed((False, None), "", "AdamW is what there is"),
-    "optim.bias_correction": Fixed((True, None), "", "moments are corrected always"),
-}
-# Keys of Longtake whose None is Open-Sora's way to say: the default.
-NONE_IS_DEFAULT = ("prefetch_factor", "dropout_ratio", "plugin_config", "lora_config", "wandb_project", "seed")
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _DEFAULT = "is not in the file, and Open-Sora's default"
 
 
 def translate_training(work: Translation) -> None:
-    work.drop_none(NONE_IS_DEFAULT)
     translate_model(work)
     translate_plugin(work)
     translate_lora(work)
-    work.move(MOVED)
-    work.leave(LEFT)
-    work.fix(FIXED)
+    apply_rows(work, TRAINING)
     recomputation_is_given = work.value("grad_checkpoint") is not None
     _recomputation(work)
     _rates(work)

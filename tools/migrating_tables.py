@@ -1,0 +1,107 @@
+"""Write the tables of docs/migrating.md from those of longtake/dialects.
+
+python tools/migrating_tables.py            write them
+python tools/migrating_tables.py --check    exit 1 if the page is not what would be written
+
+A table goes between the lines `<!-- keys: NAME -->` and `<!-- end -->`; the rest of the page is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from longtake.config.faults import shown
+from longtake.dialects.opensora_v2 import keys as opensora_v2
+from longtake.dialects.table import UNSET, KeyRow
+
+PAGE = Path(__file__).parent.parent / "docs" / "migrating.md"
+TABLES: Mapping[str, tuple[KeyRow, ...]] = {
+    "opensora_v2 training": (
+        *opensora_v2.PLUGIN,
+        *opensora_v2.MODEL[:2],
+        *opensora_v2.ADAPTERS[:-1],
+        *opensora_v2.TRAINING,
+    ),
+    "opensora_v2 inference": (opensora_v2.MODEL[-1], opensora_v2.ADAPTERS[-1], *opensora_v2.INFERENCE),
+}
+SPAN = re.compile(r"<!-- keys: (.+?) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def page(text: str) -> str:
+    """The page with every table as the dialects have it. Raises ValueError if it lacks one, or names another."""
+    names = [match[1] for match in SPAN.finditer(text)]
+    if sorted(names) != sorted(TABLES):
+        raise ValueError(f"{PAGE}: expected one place for each of {', '.join(TABLES)}; found {', '.join(names)}")
+    return SPAN.sub(lambda match: f"<!-- keys: {match[1]} -->\n\n{table(TABLES[match[1]])}\n\n<!-- end -->", text)
+
+
+def table(rows: Iterable[KeyRow]) -> str:
+    """A Markdown table; neighbours with the same answer share a line."""
+    lines: list[tuple[list[str], str]] = []
+    for row in rows:
+        if lines and lines[-1][1] == cell(row):
+            lines[-1][0].append(name(row))
+        else:
+            lines.append(([name(row)], cell(row)))
+    return "\n".join(["| there | here |", "|---|---|", *(f"| {', '.join(names)} | {text} |" for names, text in lines)])
+
+
+def name(row: KeyRow) -> str:
+    """The key as one writes it."""
+    return f"`{row.key}`"
+
+
+def cell(row: KeyRow) -> str:
+    """The answer to a key, in a few words."""
+    if row.docs:
+        return row.docs
+    if row.only:
+        return only(row)
+    if not row.ours:
+        return row.note if row.note.startswith("not needed") else f"not needed: {row.note}"
+    if row.on is not UNSET:
+        return f"`{row.ours} = {shown(row.on)}`"
+    if row.ours == row.key:
+        return "the same; None is the default"
+    if row.values is None:
+        return f"`{row.ours}`"
+    pairs = (f"`{there}` is {code(here)}" for there, here in row.values.items() if here is not UNSET)
+    return f"`{row.ours}`: {', '.join(pairs)}; others are refused"
+
+
+def only(row: KeyRow) -> str:
+    """The answer to a key that can have some values only."""
+    values = [value for value in row.only if value is not None]
+    if not values:
+        return f"refused: {row.reason}"
+    if any(value is False or value == 0 for value in values):
+        return f"refused unless {values[0]}: {row.reason}"
+    note = f": {row.note}" if row.note else ""
+    reason = f": {row.reason}" if row.reason else ""
+    return f"{', '.join(map(code, values))}{note}; others are refused{reason}"
+
+
+def code(value: Any) -> str:
+    return f"`{value if isinstance(value, str) else shown(value)}`"
+
+
+def main() -> None:
+    """Write the page, or check it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare only")
+    is_check = parser.parse_args().check
+    written = PAGE.read_text(encoding="utf-8")
+    wanted = page(written)
+    if is_check and written != wanted:
+        sys.exit(f"{PAGE} is not what the dialects say; run python tools/migrating_tables.py")
+    if not is_check:
+        PAGE.write_text(wanted, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
