@@ -19,8 +19,10 @@ import torch
 from machine import print_table, write_json
 
 from longtake.demo import run_demo
+from longtake.demo.judge import Accuracy
 from longtake.track import make_console
 
+SHARES = [name for name in Accuracy.__dataclass_fields__ if name != "count"]
 TARGET = 0.95  # colour and direction
 TARGET_ROWS = "every row of shapes, in the main bucket of others (0.9 of told stories, and of videos from given frames)"
 TARGET_SECONDS = {"shapes": 420.0, "cogvideox_fun": 480.0, "ttt_video": 600.0, "opensora_v1_2": 480.0}
@@ -66,13 +68,14 @@ def main() -> None:
         )
         name = "own" if seed is None else seed
         for title, a in outcome.accuracy.items():
-            shares = (f"{share:.1%}" for share in (a.colour, a.direction, a.both, a.continuity))
+            shares = (f"{share:.1%}" for share in a.shares.values())
             rows.append((name, title, a.count, *shares, "", ""))
         for what, value in outcome.checks.items():
             print(f"{what}: {value:g}")
+        no_shares = [""] * len(SHARES)
         for part, seconds in (*outcome.seconds.items(), ("total", total), ("of the processor", computed)):
-            rows.append((name, part, "", "", "", "", "", f"{seconds:.1f}", steps if part == "train" else ""))
-    print_table(("seed", "what", "videos", "colour", "direction", "both", "continuity", "seconds", "steps"), rows)
+            rows.append((name, part, "", *no_shares, f"{seconds:.1f}", steps if part == "train" else ""))
+    print_table(("seed", "what", "videos", *SHARES, "seconds", "steps"), rows)
     seconds = TARGET_SECONDS.get(arguments.system, 0.0)
     print(f"target: colour and direction >= {TARGET:.0%} in {TARGET_ROWS}, total <= {seconds:.0f} s on 2 quiet cores")
     capability = torch.backends.cpu.get_cpu_capability()  # ATEN_CPU_CAPABILITY=default, avx2 or avx512 chooses it

@@ -125,7 +125,7 @@ def draw_clip(
     height, width = WIDE if is_wide < wide else SQUARE
     shortest, longest = LONG if is_long < long else SHORT
     num_frames = shortest + int(length * (longest - shortest + 1)) if direction else 1
-    radius = min(height, width) * (0.17 + 0.06 * size)
+    radius = min(height, width) * (0.23 + 0.035 * size)
     frame = np.array([width, height])
     room = frame - 2 * radius  # x, y: where the centre may lie
     move = np.array(DIRECTIONS[direction] if direction else (0, 0), np.float64)

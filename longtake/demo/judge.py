@@ -1,8 +1,9 @@
-"""A judge of the made-up shapes that only looks at pixels: which colour the clip shows, and where that colour moves.
+"""A judge of the made-up shapes that only looks at pixels: colour, shape and direction of the motion.
 
-It knows neither the model nor how the clips were drawn. The ground is grey, so what has a hue is the shape; edges may
-be soft. The form of the shape is not judged, but a second judge sees whether the shape goes on evenly from frame to
-frame, in place and in size.
+It knows neither the model nor the sizes, speeds and places that were drawn. The ground is grey, so what has a hue is
+the shape; edges may be soft. The shape is the one of three ideal silhouettes, of the blob's area and at its centre,
+that the blob is nearest to. A second judge sees whether the shape continues evenly from frame to frame, in place and
+size. `tests/demo/test_judge.py` holds how often it is right on real and on decoded clips: change it only with them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from longtake.data.shapes import COLOURS, DIRECTIONS
+from longtake.data.shapes import COLOURS, DIRECTIONS, SHAPES, cover
 from longtake.data.stories import scenes
 
 MIN_TRAVEL = 0.12  # of the frame's width (or height, for up and down) from the first to the last frame
 _MIN_CHROMA = 40.0  # of 255: below this nothing in the clip counts as coloured
 _BLOB = 0.35  # share of the clip's strongest chroma above which a pixel belongs to a blob
+_PLATEAU = 0.5  # share of a frame's strongest chroma above which pixels are inside the blob, not on its edge
+_AREAS = {"circle": math.pi, "square": (2 * 0.88) ** 2, "triangle": 0.75 * math.sqrt(3)}  # in squared radii of `cover`
+JUDGED = "colour", "shape", "direction"  # what a prompt names
+_CENTROIDS = {"circle": 0.0, "square": 0.0, "triangle": 0.25}  # below the centre of `cover`, in radii
 MAX_JUMP = 0.1  # of the frame, from one frame to the next, beyond the clip's usual step
 MAX_GROWTH = 1.5  # of the blob's mass from one frame to the next, either way
 
@@ -29,6 +34,7 @@ class Judgement:
     """What a clip shows. Travel is the way of the coloured blob, as shares of the frame's width and height."""
 
     colour: str | None  # a name of `COLOURS`; None where nothing is coloured
+    shape: str | None  # a name of `SHAPES`; None where nothing is coloured
     direction: str | None  # a name of `DIRECTIONS`; None where the blob stands still
     right: float  # negative is to the left
     down: float  # negative is up
@@ -39,10 +45,16 @@ class Accuracy:
     """Shares of right clips in [0, 1]; NaN where there was nothing to judge."""
 
     colour: float  # of all clips
+    shape: float  # of the clips whose prompt names a shape
     direction: float  # of the clips whose prompt names a direction
-    both: float  # of all clips: right in everything the prompt names
+    both: float  # of all clips: right colour and, where the prompt names one, direction
     count: int  # clips judged
     continuity: float  # of the clips whose prompt names a direction: one blob that goes on evenly
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The columns of a table, by name."""
+        return {name: share for name, share in vars(self).items() if name != "count"}
 
 
 def judge(frames: np.ndarray, made: slice = slice(None)) -> Judgement:
@@ -52,11 +64,11 @@ def judge(frames: np.ndarray, made: slice = slice(None)) -> Judgement:
     """
     blob = _blob(frames[made])
     if blob is None:
-        return Judgement(None, None, 0.0, 0.0)
+        return Judgement(None, None, None, 0.0, 0.0)
     colour, mass = blob
     right, down = _travel(mass)
     least = MIN_TRAVEL * (len(mass) - 1) / max(len(frames) - 1, 1)
-    return Judgement(colour, _direction(right, down, least), right, down)
+    return Judgement(colour, _shape(frames[made], mass), _direction(right, down, least), right, down)
 
 
 def is_continuous(frames: np.ndarray) -> bool:
@@ -73,17 +85,30 @@ def is_continuous(frames: np.ndarray) -> bool:
     return bool((jumps <= MAX_JUMP).all() and (np.abs(np.diff(np.log(weight))) <= math.log(MAX_GROWTH)).all())
 
 
-def is_right(prompt: str, judgement: Judgement) -> tuple[bool, bool | None]:
-    """Whether the colour and the direction are those a prompt names; None for a direction it does not name. Of a shape
-    that is gone, whether nothing is coloured."""
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a clip shows what its prompt names; None for what the prompt does not name."""
+
+    colour: bool
+    shape: bool | None
+    direction: bool | None
+
+
+def is_right(prompt: str, judgement: Judgement) -> Verdict:
+    """Compare a clip with its prompt. Of a shape that is gone: whether nothing is coloured."""
     words = prompt.lower().replace(",", " ").replace(".", " ").split()
     if "gone" in words:
-        return judgement.colour is None, None
+        return Verdict(judgement.colour is None, None, None)
     colour = next((word for word in words if word in COLOURS), None)
+    shape = next((word for word in words if word in SHAPES), None)
     direction = next((word for word in words if word in DIRECTIONS), None)
     if colour is None:
         raise ValueError(f"the prompt {prompt!r} names no colour of {', '.join(COLOURS)}: nothing can be judged")
-    return judgement.colour == colour, None if direction is None else judgement.direction == direction
+    return Verdict(
+        judgement.colour == colour,
+        None if shape is None else judgement.shape == shape,
+        None if direction is None else judgement.direction == direction,
+    )
 
 
 def scenes_of(prompt: str, frames: np.ndarray) -> list[tuple[str, np.ndarray]]:
@@ -94,17 +119,17 @@ def scenes_of(prompt: str, frames: np.ndarray) -> list[tuple[str, np.ndarray]]:
 def score(clips: Iterable[tuple[str, np.ndarray]], made: slice = slice(None)) -> Accuracy:
     """Judges (prompt, frames uint8 [T, H, W, 3]) pairs, stories scene by scene, and counts what is right. made: as for
     `judge`; whether a blob goes on evenly is seen in all frames."""
-    results, even = [], []
+    verdicts, even = [], []
     for prompt, frames in (scene for clip in clips for scene in scenes_of(*clip)):
-        results.append(is_right(prompt, judge(frames, made)))
-        if results[-1][1] is not None:
+        verdicts.append(is_right(prompt, judge(frames, made)))
+        if verdicts[-1].direction is not None:
             even.append(is_continuous(frames))
-    directions = [direction for _, direction in results if direction is not None]
     return Accuracy(
-        colour=_share([colour for colour, _ in results]),
-        direction=_share(directions),
-        both=_share([colour and direction is not False for colour, direction in results]),
-        count=len(results),
+        colour=_share([verdict.colour for verdict in verdicts]),
+        shape=_share([verdict.shape for verdict in verdicts if verdict.shape is not None]),
+        direction=_share([verdict.direction for verdict in verdicts if verdict.direction is not None]),
+        both=_share([verdict.colour and verdict.direction is not False for verdict in verdicts]),
+        count=len(verdicts),
         continuity=_share(even),
     )
 
@@ -157,6 +182,39 @@ def _centroids(mass: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     x = (mass.sum(1) @ (np.arange(width) + 0.5)) / safe / width
     y = (mass.sum(2) @ (np.arange(height) + 0.5)) / safe / height
     return weight, x, y
+
+
+def _shape(frames: np.ndarray, mass: np.ndarray) -> str:
+    """The silhouette that the blob of mass [T, H, W] is nearest to, over all frames in which it can be seen."""
+    weight = mass.sum((1, 2))
+    seen = weight > 0.05 * weight.max()
+    coverage = _coverage(frames[seen].astype(np.float32), mass[seen])
+    _, height, width = coverage.shape
+    areas, x, y = _centroids(coverage)
+    centres = np.stack([x * width, y * height], axis=1)
+    errors = {}
+    for name in SHAPES:
+        radius = math.sqrt(np.median(areas) / _AREAS[name])
+        ideal = cover(name, centres - [0.0, _CENTROIDS[name] * radius], radius, height, width)
+        errors[name] = float(np.square(coverage - ideal).sum())
+    return min(errors, key=lambda name: errors[name])
+
+
+def _coverage(frames: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    """How much of each pixel of float32 [T, H, W, 3] the blob of mass [T, H, W] covers, in [0, 1]: where it is on the
+    way from the colour of the ground to that inside the blob. Brightness counts too, since videos keep it sharper."""
+    chroma, _ = _chroma_and_colour(frames)
+    inside = (mass > 0) & (chroma > _PLATEAU * chroma.max((1, 2), keepdims=True))
+    near = np.pad(mass > 0, ((0, 0), (1, 1), (1, 1)))
+    rows = near[:, :-2] | near[:, 1:-1] | near[:, 2:]
+    near = rows[:, :, :-2] | rows[:, :, 1:-1] | rows[:, :, 2:]
+    coverage = np.zeros(mass.shape)
+    for frame, pixels in enumerate(frames):
+        outside = pixels[~near[frame]] if not near[frame].all() else pixels.reshape(-1, 3)
+        ground = np.median(outside, axis=0)
+        way = np.median(pixels[inside[frame]], axis=0) - ground
+        coverage[frame] = (pixels - ground) @ way / max(float(way @ way), 1.0)
+    return np.clip(coverage, 0.0, 1.0) * near
 
 
 def _direction(right: float, down: float, least: float) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from longtake.demo.extras import Check
-from longtake.demo.judge import Accuracy, Judgement, is_right, judge, scenes_of
+from longtake.demo.judge import JUDGED, Accuracy, Judgement, is_right, judge, scenes_of
 from longtake.demo.place import SUMMARY
 from longtake.durable import write_whole
 from longtake.pages import (
@@ -69,23 +69,25 @@ def write_report(
     main, total = groups[0].accuracy, sum(seconds.values())
     lead = (
         f"A small video diffusion transformer was trained for {record.step:,} steps on made-up clips, and made the "
-        "videos below from their prompts. A judge that is shown nothing but pixels says which colour they have and "
-        "which way it moves."
+        "videos below from their prompts. A judge that is shown nothing but pixels says which colour and shape they "
+        "have and which way it moves."
     )
     figures = [
         ("right colour, main bucket", percent(main.colour)),
+        ("right shape, main bucket", percent(main.shape)),
         ("right direction, main bucket", percent(main.direction)),
         ("training steps", f"{record.step:,}"),
         ("from no clips to this page", duration(total)),
     ]
     judged = (
-        f"The judge names the colour of {percent(real.colour)} and the direction of {percent(real.direction)} of the "
+        f"The judge names the colour of {percent(real.colour)}, the shape of {percent(real.shape)} and the "
+        f"direction of {percent(real.direction)} of the "
         f"{real.count:,} real clips correctly. A second judge finds that the shape goes on evenly from frame to frame, "
         f"without a jump in place or size, in {percent(real.continuity)} of them."
     )
     shares = [(group.title, group.accuracy) for group in groups]
-    rows = [(title, a.count, *map(meter, (a.colour, a.direction, a.both, a.continuity))) for title, a in shares]
-    columns = ("videos", "count", "colour", "direction", "both", "continuity")
+    rows = [(title, a.count, *map(meter, a.shares.values())) for title, a in shares]
+    columns = ("videos", "count", *groups[0].accuracy.shares)
     parts = breakdown([(each, f"{name} {duration(each)}") for name, each in seconds.items()])
     shown = joined(_section(group, record.config.fps_save) for group in groups)
     found = [(check.what, check.found, check.wanted) for check in checks]
@@ -99,7 +101,8 @@ def write_report(
         "model": record.config.model.type,
         "steps": record.step,
         "seconds": total,
-        "rows": [(title, a.count, *map(str, (a.colour, a.direction, a.both, a.continuity))) for title, a in shares],
+        "columns": columns,
+        "rows": [(title, a.count, *map(str, a.shares.values())) for title, a in shares],
         "checks": found,
         "shown": _grid(groups[0].samples[:6], record.config.fps_save),
     }
@@ -109,8 +112,8 @@ def write_report(
 
 def _section(group: Group, fps: float) -> Html:
     a = group.accuracy
-    direction = "" if math.isnan(a.direction) else f", direction {percent(a.direction)}"
-    head = html("<h3>{} <span>colour {}{} right of {}</span></h3>", group.title, percent(a.colour), direction, a.count)
+    named = [f"{name} {percent(a.shares[name])}" for name in JUDGED if not math.isnan(a.shares[name])]
+    head = html("<h3>{} <span>{} right of {}</span></h3>", group.title, ", ".join(named), a.count)
     return joined([head, _grid(group.samples, fps)])
 
 
@@ -125,7 +128,12 @@ def _figure(sample: ShownSample, fps: float) -> Html:
 
 
 def _verdict(text: str, seen: Judgement) -> Html:
-    colour, direction = is_right(text, seen)
-    words = [seen.colour or "no colour", *([] if direction is None else [seen.direction or "no motion"])]
-    kind, mark = ("good", "✓") if colour and direction is not False else ("bad", "✗")
+    verdict = is_right(text, seen)
+    words = [seen.colour or "no colour"]
+    if verdict.shape is not None:
+        words.append(seen.shape or "no shape")
+    if verdict.direction is not None:
+        words.append(seen.direction or "no motion")
+    is_good = verdict.colour and verdict.shape is not False and verdict.direction is not False
+    kind, mark = ("good", "✓") if is_good else ("bad", "✗")
     return html(f'<b class="{kind}">{mark} {{}}</b> ', ", ".join(words))

@@ -155,7 +155,8 @@ class Demo:
             pairs = ((clips.caption(row), read_video(Path(clips.location(row)))) for row in range(len(clips)))
             real = score(bar.track(pairs, total=len(clips), description="judging them"))
         self.say(f"{len(clips)} mp4 and png files with captions, listed in {table}")
-        seen = f"the colour of {percent(real.colour)} and the direction of {percent(real.direction)} of them"
+        named = f"the colour of {percent(real.colour)}, the shape of {percent(real.shape)}"
+        seen = f"{named} and the direction of {percent(real.direction)} of them"
         self.say(f"the judge, which is shown pixels alone, names {seen} correctly")
         return real
 
@@ -305,10 +306,10 @@ def _judged(title: str, num_shown: int, videos: Sequence[Video], made: slice) ->
 def _accuracy_table(groups: Iterable[Group]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("videos")
-    for name in ("count", "colour", "direction", "both", "continuity"):
+    groups = list(groups)
+    for name in ("count", *groups[0].accuracy.shares):
         table.add_column(name, justify="right")
     for group in groups:
         a = group.accuracy
-        shares = (a.colour, a.direction, a.both, a.continuity)
-        table.add_row(group.title, str(a.count), *map(percent, shares))
+        table.add_row(group.title, str(a.count), *map(percent, a.shares.values()))
     return table

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from longtake.demo.judge import JUDGED
 from longtake.demo.place import REPORT, SUMMARY, numbered, usual_name
 from longtake.demo.run import DemoOutcome
 from longtake.demo.start import run_demo
@@ -56,17 +57,17 @@ def write_page(path: Path, demos: Mapping[str, Path]) -> None:
         "prompts are as in training; below, each system with some of them and with all that was judged."
     )
     rows = [
-        [system, of["model"], f"{of['steps']:,}", duration(of["seconds"]), *_shares(of["rows"][0][2:4])]
+        [system, of["model"], f"{of['steps']:,}", duration(of["seconds"]), *_shares(of["rows"][0][2:5])]
         for system, of in summaries.items()
     ]
-    found = table(("system", "model", "steps", "time", "colour", "direction"), rows, words=(0, 1))
+    found = table(("system", "model", "steps", "time", *JUDGED), rows, words=(0, 1))
     parts = [_section(system, demos[system], of, path.parent) for system, of in summaries.items()]
     write_whole(path, page("Longtake's demos", html("<p>{}</p>{}", lead, found), *parts))
 
 
 def _section(system: str, demo: Path, of: Mapping[str, Any], root: Path) -> Html:
     rows = [[title, count, *_shares(shares)] for title, count, *shares in of["rows"]]
-    judged = table(("videos", "count", "colour", "direction", "both", "continuity"), rows)
+    judged = table(of["columns"], rows)
     head = html("<h2>{}</h2><p>{} All of it: {}</p>", system, about(system), (demo / REPORT).relative_to(root))
     checks = table(("what", "found", "wanted"), of["checks"], words=(0,)) if of["checks"] else ""
     return joined([head, Html(of["shown"]), judged, checks])

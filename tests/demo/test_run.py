@@ -95,7 +95,7 @@ def test_the_report_shows_everything_and_asks_for_nothing(finished: tuple[DemoOu
 def test_the_terminal_is_told_the_steps_the_accuracy_and_where_to_look(finished: tuple[DemoOutcome, str]):
     outcome, said = finished
     assert re.findall(r"\[\d/4\]", said) == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
-    assert "names the colour of 100 % and the direction of 100 % of them correctly" in said
+    assert "names the colour of 100 %, the shape of 100 % and the direction of 100 % of them correctly" in said
     assert "Main bucket: 32 x 32, 8 frames" in said
     assert said.rstrip().endswith(f"open in a browser: {outcome.report}")
     assert max(len(line) for line in said.splitlines()) < 300
