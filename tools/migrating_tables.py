@@ -18,6 +18,7 @@ from typing import Any
 from longtake.config.faults import shown
 from longtake.dialects.opensora_v2 import keys as opensora_v2
 from longtake.dialects.table import UNSET, KeyRow
+from longtake.dialects.ttt_video import keys as ttt_video
 
 PAGE = Path(__file__).parent.parent / "docs" / "migrating.md"
 TABLES: Mapping[str, tuple[KeyRow, ...]] = {
@@ -28,6 +29,8 @@ TABLES: Mapping[str, tuple[KeyRow, ...]] = {
         *opensora_v2.TRAINING,
     ),
     "opensora_v2 inference": (opensora_v2.MODEL[-1], opensora_v2.ADAPTERS[-1], *opensora_v2.INFERENCE),
+    "ttt_video training": (*ttt_video.MODEL, *ttt_video.TRAINING, *ttt_video.WANDB),
+    "ttt_video sampling": (*ttt_video.SAMPLING, *ttt_video.ENCODERS),
 }
 SPAN = re.compile(r"<!-- keys: (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 

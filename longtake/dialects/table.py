@@ -55,8 +55,11 @@ def keys_of(rows: Iterable[KeyRow], script: str = "") -> list[str]:
 def apply_rows(work: Translation, rows: Iterable[KeyRow]) -> None:
     """Translate the keys of a table, in its order."""
     for row in rows:
-        node = work.get(row.key)
-        if node is None or not row.is_translated:
+        if (node := work.get(row.key)) is None:
+            continue
+        if row.least is not None and plain(node) < row.least:
+            work.refuse(row.key, node, f"must be {row.least} or more")
+        if not row.is_translated:
             continue
         if row.ours == row.key and not _is_in(plain(node), row.ignored):
             continue  # the same key and value
@@ -74,8 +77,6 @@ def _translate(work: Translation, row: KeyRow, node: Node) -> None:
     if row.values is not None and not _is_in(value, row.values):
         work.refuse(row.key, node, f"must be one of {', '.join(map(str, row.values))}", row.reason)
         return
-    if row.least is not None and value < row.least:
-        work.refuse(row.key, node, f"must be {row.least} or more")
     # write Longtake's key
     if row.on is not UNSET:
         if not value:
@@ -85,11 +86,13 @@ def _translate(work: Translation, row: KeyRow, node: Node) -> None:
         is_silent = row.beats_ours and not work.heights.is_flag(node.origin)
         _put(work, row, node, "" if is_silent else row.key)
     # name what Longtake does instead
-    if row.note and value is not None:
+    if row.note and value is not None and row.key not in work.laid:
         work.note(row.key, node, row.note)
 
 
 def _put(work: Translation, row: KeyRow, node: Node, named_as: str) -> None:
+    if row.key in work.laid and work.is_given(row.ours):
+        return  # a default yields to what is written
     value = plain(node)
     if row.values is not None:
         value = row.values[value]

@@ -64,6 +64,7 @@ class Translation:
         self.is_whole = all(map(self.is_flag, flags))
         if not self.is_whole:
             self.report, self.say = _pass_over, _pass_over
+        self.laid: set[str] = set()  # names that nobody wrote: defaults, presets
         self.in_file = False  # whether a file, not flags alone, has words of the other system
         self.typed_names: dict[str, str] = {}  # Longtake's key -> the other system's name that the user typed for it
         self._names_by_origin: dict[Origin, str] = {}
@@ -85,7 +86,8 @@ class Translation:
         node = self.get(name)
         if node is not None:
             self.in_file |= not self.heights.is_flag(node.origin)
-            self._names_by_origin[node.origin] = node.origin.place if node.origin.is_flag else name
+            if node.origin != self.tree.origin:  # in TOML files, all keys have one
+                self._names_by_origin[node.origin] = node.origin.place if node.origin.is_flag else name
             cut = _without(self.tree, name.split("."))
             self.tree = cut if cut is not None else Branch({}, self.tree.origin)
         return node
@@ -107,11 +109,21 @@ class Translation:
             here, other = self.heights(like.origin), self.heights(there.origin)
             if other > here:
                 return
-            if other == here and plain(there) != value and said_as:
+            if other == here and plain(there) != value and said_as and name not in self.laid:
                 rule = f"says another thing than {name} = {shown(there.value)} ({there.origin})"
                 self.report(Fault(str(like.origin), shown(plain(like)), rule, "keep one of the two", said_as))
                 return
+        self.laid.discard(name)
         self.tree = _with(self.tree, name.split("."), grow(value, like.origin))
+
+    def lay(self, name: str, value: Any) -> None:
+        """Write plain data beneath all that is written."""
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                self.lay(f"{name}.{key}", item)
+        elif self.get(name) is None:
+            self.put(name, value, self.tree)
+            self.laid.add(name)
 
     def note(self, name: str, node: Node, text: str) -> None:
         """Says what stands in the place of a word."""
@@ -133,6 +145,14 @@ class Translation:
         """Whether a word stands on the command line."""
         node = self.get(name)
         return node is not None and self.heights.is_flag(node.origin)
+
+    def is_given(self, name: str) -> bool:
+        """True where a file or a flag has a key, and not a default alone."""
+        return self.get(name) is not None and name not in self.laid
+
+    def place(self, name: str) -> Node:
+        """The node at a dotted name, else the lowest place."""
+        return self.get(name) or self.tree
 
     def move(self, names: Mapping[str, str], wins: bool = False) -> None:
         """Words that have another name here: old name -> new name. `wins`: in a file they count before the new name."""

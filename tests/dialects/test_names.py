@@ -9,7 +9,7 @@ from longtake.dialects import CogVideoXFun, OpenSoraV12, TTTVideoDialect
 from longtake.dialects.cogvideox_fun.flags import SCRIPTS, words_of
 from longtake.dialects.names import restate
 from longtake.dialects.opensora_v1_2.flags import FLAGS
-from longtake.dialects.ttt_video.words import OF_SAMPLING, OF_TRAINING
+from longtake.dialects.ttt_video.keys import rows_of
 from longtake.train import read_run
 
 
@@ -26,8 +26,8 @@ def commands() -> list[tuple[object, list[str], str]]:
     for script in SCRIPTS:
         start = ["train", "--tiny", "--train_data_meta", "x.csv"]
         cases += [(CogVideoXFun(script), start, name) for name in sorted(words_of(script))]
-    for verb, sections in (("train", OF_TRAINING), ("generate", OF_SAMPLING)):
-        cases += [(TTTVideoDialect(), [verb], f"{s}.{key}") for s, keys in sections.items() for key in keys]
+    for verb in ("train", "generate"):
+        cases += [(TTTVideoDialect(), [verb], row.key) for row in rows_of(verb)]
     for verb, run in (("train", "train/stage1"), ("generate", "inference/sample")):
         cases += [(OpenSoraV12(), [verb, f"configs/opensora-v1-2/{run}.py"], name) for name in FLAGS[verb]]
     return cases

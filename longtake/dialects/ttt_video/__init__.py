@@ -13,11 +13,12 @@ from longtake.config.tree import Branch
 from longtake.contracts import UserError
 from longtake.dialects.command_line import end_with_help
 from longtake.dialects.names import refuse_typos
+from longtake.dialects.table import keys_of
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
+from longtake.dialects.ttt_video.keys import CONFIG_FILE, read_flags, rows_of
 from longtake.dialects.ttt_video.sampling import translate_sampling
-from longtake.dialects.ttt_video.shared import complete, lay_preset, translate_model
+from longtake.dialects.ttt_video.shared import check_keys, drop_keys, lay_preset, translate_model
 from longtake.dialects.ttt_video.training import translate_training
-from longtake.dialects.ttt_video.words import CONFIG_FILE, read_flags, sections_of
 from longtake.generate import GenerateConfig
 from longtake.system.tiny import take_tiny
 from longtake.train import RunConfig
@@ -39,7 +40,7 @@ class TTTVideoDialect:
         """The command line with RUN found. Raises `UserError` where what must be given is missing."""
         self._verb, *flags = words
         script = _SCRIPTS[self._verb]
-        known = [CONFIG_FILE, *(f"{name}.{key}" for name, keys in sections_of(self._verb).items() for key in keys)]
+        known = [CONFIG_FILE, *keys_of(rows_of(self._verb))]
         end_with_help(script, "TTT-Video", known, flags)
         flags, self._tiny = take_tiny(flags)
         run, self._flags, others = read_flags(flags, self._verb)
@@ -55,12 +56,14 @@ class TTTVideoDialect:
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
         """The tree in Longtake's words."""
         work = Translation(tree, heights, report, self._say, self._flags)
-        words = complete(work, self._verb)
-        preset = lay_preset(work, words, "train" if self._verb == "train" else "inference", self._tiny)
-        translate_model(work, words, self._tiny)
+        rows = rows_of(self._verb)
+        check_keys(work, rows)
+        preset = lay_preset(work, "train" if self._verb == "train" else "inference", self._tiny)
         if self._verb == "train":
-            translate_training(work, words, preset, self._tiny)
+            translate_training(work, preset, self._tiny)
         else:
-            translate_sampling(work, words, self._tiny)
+            translate_sampling(work, self._tiny)
+        translate_model(work, self._tiny)
+        drop_keys(work, rows)
         self.typed_names |= work.typed_names
         return work.tree
