@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from longtake.config.faults import shown
+from longtake.dialects.cogvideox_fun import keys as cogvideox_fun
 from longtake.dialects.opensora_v2 import keys as opensora_v2
 from longtake.dialects.table import UNSET, KeyRow
 from longtake.dialects.ttt_video import keys as ttt_video
@@ -29,6 +30,7 @@ TABLES: Mapping[str, tuple[KeyRow, ...]] = {
         *opensora_v2.TRAINING,
     ),
     "opensora_v2 inference": (opensora_v2.MODEL[-1], opensora_v2.ADAPTERS[-1], *opensora_v2.INFERENCE),
+    "cogvideox_fun": cogvideox_fun.ROWS,
     "ttt_video training": (*ttt_video.MODEL, *ttt_video.TRAINING, *ttt_video.WANDB),
     "ttt_video sampling": (*ttt_video.SAMPLING, *ttt_video.ENCODERS),
 }
@@ -79,8 +81,8 @@ def cell(row: KeyRow) -> str:
 
 def only(row: KeyRow) -> str:
     """The answer to a key that can have some values only."""
-    values = [value for value in row.only if value is not None]
-    if not values:
+    values = [value for value in row.only if value not in (None, "")]
+    if not values or row.takes == "nothing":
         return f"refused: {row.reason}"
     if any(value is False or value == 0 for value in values):
         return f"refused unless {values[0]}: {row.reason}"

@@ -10,7 +10,7 @@ from typing import Any
 import longtake
 from longtake.config import Dialect
 from longtake.dialects.cogvideox_fun import CogVideoXFun
-from longtake.dialects.cogvideox_fun.flags import SCRIPTS
+from longtake.dialects.cogvideox_fun.keys import SCRIPTS
 from longtake.dialects.opensora_v1_2 import OpenSoraV12
 from longtake.dialects.opensora_v2 import OpenSora
 from longtake.dialects.translation import Say

@@ -11,9 +11,11 @@ from typing import Any, Literal
 
 from longtake.config.faults import shown
 from longtake.config.tree import Leaf, Node, plain
+from longtake.dialects.command_line import MANY
 from longtake.dialects.translation import Translation
 
 UNSET: Any = object()  # no value; None is one
+_ARITIES = {"nothing": 0, "value": 1, "text": 1, "truth": 1, "two": 2, "list": MANY}
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class KeyRow:
     docs: str = ""  # cell of docs/migrating.md, where the fields above do not say it all
     # of systems with a fixed list of flags
     default: Any = UNSET  # value where the key is not given
-    takes: Literal["nothing", "value", "text", "two", "list"] = "value"  # arguments of the flag
+    takes: Literal["nothing", "value", "text", "truth", "two", "list"] = "value"  # arguments of the flag
     scripts: Sequence[str] = ()  # scripts that have the flag; empty: all
 
     @property
@@ -50,6 +52,18 @@ class KeyRow:
 def keys_of(rows: Iterable[KeyRow], script: str = "") -> list[str]:
     """Keys of a table; of one script where it is named."""
     return [row.key for row in rows if not script or not row.scripts or script in row.scripts]
+
+
+def arities_of(rows: Iterable[KeyRow]) -> dict[str, int]:
+    """Key -> most arguments of its flag."""
+    return {row.key: _ARITIES[row.takes] for row in rows}
+
+
+def lay_defaults(work: Translation, rows: Iterable[KeyRow]) -> None:
+    """Lay the other system's defaults beneath all that is written."""
+    for row in rows:
+        if row.default is not UNSET:
+            work.lay(row.key, row.default)
 
 
 def apply_rows(work: Translation, rows: Iterable[KeyRow]) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from longtake.dialects.cogvideox_fun.flags import WORDS
 from longtake.presets import run_file
 from longtake.train import RunConfig, read_run
 from tests.dialects.fun import ROOT, spoken, write_root
@@ -71,6 +70,5 @@ def test_every_line_of_the_page_is_understood(row: list[str], place: Path, monke
         assert own == theirs, key
 
 
-def test_the_page_has_lines_and_every_flag() -> None:
+def test_the_page_has_lines() -> None:
     assert len(ROWS) >= 8
-    assert WORDS - set(re.findall(r"`(\w+)`", PAGE)) == set()

@@ -6,9 +6,10 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.dialects import CogVideoXFun, OpenSoraV12, TTTVideoDialect
-from longtake.dialects.cogvideox_fun.flags import SCRIPTS, words_of
+from longtake.dialects.cogvideox_fun.keys import ROWS, SCRIPTS
 from longtake.dialects.names import restate
 from longtake.dialects.opensora_v1_2.flags import FLAGS
+from longtake.dialects.table import keys_of
 from longtake.dialects.ttt_video.keys import rows_of
 from longtake.train import read_run
 
@@ -25,7 +26,7 @@ def commands() -> list[tuple[object, list[str], str]]:
     cases: list[tuple[object, list[str], str]] = []
     for script in SCRIPTS:
         start = ["train", "--tiny", "--train_data_meta", "x.csv"]
-        cases += [(CogVideoXFun(script), start, name) for name in sorted(words_of(script))]
+        cases += [(CogVideoXFun(script), start, name) for name in keys_of(ROWS, script)]
     for verb in ("train", "generate"):
         cases += [(TTTVideoDialect(), [verb], row.key) for row in rows_of(verb)]
     for verb, run in (("train", "train/stage1"), ("generate", "inference/sample")):

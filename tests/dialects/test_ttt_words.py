@@ -149,7 +149,7 @@ def test_a_word_that_there_is_not_is_refused_with_those_there_are(tmp_path: Path
 def test_default_yields_to_a_key_of_longtake_in_the_file(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text('slots_per_step = 4\n[training]\nadapter_method = "sft"\n')
     assert spoken(tmp_path / "own.toml")[0].slots_per_step == 4
-    (tmp_path / "own.toml").write_text('slots_per_step = 4\n[training]\nglobal_batch_size = 6\n')
+    (tmp_path / "own.toml").write_text("slots_per_step = 4\n[training]\nglobal_batch_size = 6\n")
     with pytest.raises(ConfigError, match="keep one of the two"):
         spoken(tmp_path / "own.toml")
 

@@ -13,17 +13,18 @@ from longtake.config import Heights
 from longtake.config.tree import Branch
 from longtake.contracts import UserError
 from longtake.dialects.cogvideox_fun.data import translate_data
-from longtake.dialects.cogvideox_fun.flags import ARITIES, LISTS, TEXTS, WORDS, words_of
+from longtake.dialects.cogvideox_fun.keys import ROWS
 from longtake.dialects.cogvideox_fun.launch import translate_launch
 from longtake.dialects.cogvideox_fun.places import WHOLE, fault_of_folder, translate_model, translate_places
 from longtake.dialects.cogvideox_fun.training import refuse_nothing_trained, translate_rates, translate_training
 from longtake.dialects.command_line import as_flag, end_with_help, split
 from longtake.dialects.names import refuse_typos
+from longtake.dialects.table import arities_of, keys_of, lay_defaults
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
 from longtake.system.tiny import take_tiny
 from longtake.train import RunConfig
 
-_DEFAULTS = Path(__file__).parent / "defaults"
+_NO_FILE = Path(__file__).parents[1] / "flags_alone.toml"
 
 
 class CogVideoXFun:
@@ -38,10 +39,10 @@ class CogVideoXFun:
     def command(self, words: list[str]) -> list[str]:
         """The command line with RUN found. Raises `UserError` where a flag is missing that the script requires."""
         verb, *flags = words
-        script, known = f"{self._script}.py", words_of(self._script)
+        script, known = f"{self._script}.py", keys_of(ROWS, self._script)
         end_with_help(script, "CogVideoX-Fun", sorted(known), flags)
         flags, self._tiny = take_tiny(flags)
-        given, groups = split(flags, ARITIES)
+        given, groups = split(flags, arities_of(ROWS))
         others = list(chain(*groups))
         self._flags = frozenset(given)
         refuse_typos(others, known, script, RunConfig)
@@ -56,8 +57,12 @@ class CogVideoXFun:
                 raise UserError(f"--pretrained_model_name_or_path {folder}: {rule}; {WHOLE}")
         if "train_data_meta" not in given and not any(word.startswith("--dataset.") for word in others):
             raise UserError(f"{script}: --train_data_meta is missing; give the .json or .csv that lists the clips")
-        own = [as_flag(name, values, name in TEXTS, name in LISTS) for name, values in given.items()]
-        return [verb, str(_DEFAULTS / script), *["--tiny"] * self._tiny, *own, *others]
+        rows = {row.key: row for row in ROWS}
+        own = [
+            as_flag(key, values, is_text=rows[key].takes == "text", is_list=rows[key].takes == "list")
+            for key, values in given.items()
+        ]
+        return [verb, str(_NO_FILE), *["--tiny"] * self._tiny, *own, *others]
 
     def find(self, path: Path) -> Path | None:
         """No file of CogVideoX-Fun is a base of run files."""
@@ -66,9 +71,11 @@ class CogVideoXFun:
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
         """The tree in Longtake's words."""
         work = Translation(tree, heights, report, self._say, self._flags)
-        for name in sorted(WORDS - words_of(self._script)):
-            if (node := work.take(name)) is not None:
-                work.refuse(name, node, f"is no flag of {self._script}.py", "leave it out")
+        known = keys_of(ROWS, self._script)
+        for key in keys_of(ROWS):
+            if key not in known and (node := work.take(key)) is not None:
+                work.refuse(key, node, f"is not a flag of {self._script}.py", "leave it out")
+        lay_defaults(work, [row for row in ROWS if row.key in known])
         control = self._script == "train_control"
         visual = translate_model(work, control, self._tiny)
         translate_places(work)

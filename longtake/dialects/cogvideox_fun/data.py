@@ -1,37 +1,30 @@
-"""Sizes, lengths and what is shown of clips."""
+"""Sizes, lengths and conditioning frames of clips."""
 
 from __future__ import annotations
 
 from longtake.config.tree import plain
+from longtake.dialects.cogvideox_fun.keys import SIZES
 from longtake.dialects.translation import Translation
 
-# Flags that Longtake's data modes have by the same names.
-SIZES = (
-    *("enable_bucket", "video_sample_size", "image_sample_size", "token_sample_size", "video_sample_n_frames"),
-    *("video_sample_stride", "random_hw_adapt", "training_with_video_token_length", "random_frame_crop"),
-    *("random_ratio_crop", "keep_all_node_same_token_length", "auto_tile_batch_size"),
-)
 _OF_TOKENS = ("training_with_video_token_length", "keep_all_node_same_token_length")
 _MODES = {"normal": "t2v", "inpaint": "inpaint", "i2v": "inpaint"}  # -> kind of `condition_config`
 
 
 def translate_data(work: Translation, visual: str | None, tiny: bool) -> None:
-    """Flags of clips -> `sizes`, `dataset.video_repeat`, `condition_config`."""
+    """Flags of clips -> `sizes`, `condition_config`."""
     work.put("sizes.enable_bucket", False, work.tree)
     if work.is_flag("token_sample_size") and not any(work.value(mode) for mode in _OF_TOKENS):
         node = work.get("token_sample_size")
         assert node is not None
         work.note("token_sample_size", node, f"is read with {' or '.join(f'--{mode}' for mode in _OF_TOKENS)} only")
-    names = {**{name: f"sizes.{name}" for name in SIZES}, "train_batch_size": "sizes.batch_size"}
-    for old, new in names.items():
-        if (node := work.take(old)) is not None:  # `--tiny` has sizes of its own
-            work.put(new, plain(node), work.tree if tiny else node)
-    work.move({"video_repeat": "dataset.video_repeat"})
+    for row in SIZES:
+        if (node := work.take(row.key)) is not None:  # `--tiny` has sizes of its own
+            work.put(row.ours, plain(node), work.tree if tiny else node)
     if (mode := work.take("train_mode")) is None:
         return
     if (kind := _MODES.get(str(plain(mode)))) is None:
         fix = 'write "normal" (text alone), "inpaint", or "i2v", which means inpaint'
-        work.refuse("train_mode", mode, "is no mode", fix)
+        work.refuse("train_mode", mode, "is not a mode", fix)
     elif kind == "t2v":
         if visual in ("inpaint", "image"):
             work.put("condition_config", {kind: 1.0}, mode)

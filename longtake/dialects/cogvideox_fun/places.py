@@ -8,8 +8,10 @@ from pathlib import Path
 
 from longtake.checkpoint import list_checkpoints
 from longtake.checkpoint.runs import CheckpointInfo
-from longtake.config.tree import Leaf, Node, plain
+from longtake.config.tree import Leaf, Node
 from longtake.contracts import UserError
+from longtake.dialects.cogvideox_fun.keys import FOLDERS
+from longtake.dialects.table import apply_rows
 from longtake.dialects.tiny_weights import CHECK, LEFT_OUT, NOT_THERE, is_missing, leave_out_tiny_weights
 from longtake.dialects.translation import Translation, value_of
 from longtake.families import COGVIDEOX
@@ -18,27 +20,16 @@ from longtake.models.cogvideox_config import section_of
 from longtake.processes import restarts
 
 RUN = "run"  # the run's own folder in output_dir
-LORA_FILES = {
-    "diffusers": "checkpoint-{step}.safetensors",
-    "comfy": "checkpoint-{step}-compatible_with_comfyui.safetensors",
-}
 _PARTS = ("scheduler", "tokenizer", "text_encoder", "vae", "transformer")
 _CHECKPOINT = re.compile(
     r"checkpoint-(\d+)(-run-\d+)?(-compatible_with_comfyui)?(\.safetensors)?|epoch\d+-global_step(\d+)"
 )
-_OF_HUB = "weights are read from a folder; fetch what you mean by `hf download NAME --revision ... --local-dir FOLDER`"
 WHOLE = "give the folder of a whole CogVideoX, such as `hf download NAME --local-dir FOLDER` makes"
-_UPLOADS = "Longtake uploads nothing; use `hf upload` for what is in the output folder"
 
 
 def translate_model(work: Translation, control: bool, tiny: bool) -> str | None:
     """The published folder -> `model`, `ae`, `t5`, `objective`; returns what the model sees beside noise."""
-    for name in ("revision", "variant", "non_ema_revision", "cache_dir"):
-        if (node := work.take(name)) is not None and plain(node) is not None:
-            work.refuse(name, node, "is for the Hugging Face hub", _OF_HUB)
-    for name in ("hub_token", "hub_model_id", "push_to_hub"):
-        if (node := work.take(name)) is not None and plain(node):
-            work.refuse(name, node, "is for uploads to the Hugging Face hub", _UPLOADS)
+    apply_rows(work, FOLDERS)
     work.put("model.type", COGVIDEOX.model().type, work.tree)
     node, overlays = work.take("pretrained_model_name_or_path"), [work.take(f"{part}_path") for part in _OVERLAYS]
     visual = "control" if control else None

@@ -3,54 +3,18 @@
 from __future__ import annotations
 
 from longtake.config.tree import Leaf, Node, plain
-from longtake.dialects.cogvideox_fun.places import LORA_FILES
-from longtake.dialects.translation import Fixed, Translation, recompute_fully, value_of
+from longtake.dialects.cogvideox_fun.keys import ADAPTERS, LORA_FILES, TRAINING
+from longtake.dialects.table import apply_rows
+from longtake.dialects.translation import Translation, recompute_fully, value_of
 from longtake.system.tiny import world_size
 
-MOVED = {
-    "num_train_epochs": "epochs",
-    "max_train_steps": "max_steps",
-    "gradient_accumulation_steps": "accumulation_steps",
-    "dataloader_num_workers": "num_workers",
-    "adam_weight_decay": "optim.weight_decay",
-    "adam_epsilon": "eps",
-    "max_grad_norm": "grad_clip",
-    "checkpointing_steps": "ckpt_every",
-    "checkpoints_total_limit": "keep_n_latest",
-    "train_sampling_steps": "objective.num_timesteps",
-    "uniform_sampling": "objective.uniform_sampling",
-    "allow_tf32": "tf32",
-}
-OF_ENCODERS = {"vae_mini_batch": "ae.mini_batch", "tokenizer_max_length": "t5.max_length"}
-LEFT = {
-    "use_peft_lora": "adapters lie inside the blocks in any case",
-    "save_state": "the run's folder has the whole state of each checkpoint, beside the files of adapters",
-    "report_model_info": "how many parameters there are and train is printed in any case",
-}
-_TRAINS = "the text encoder is frozen, as it is there"
-_NOTHING = "does nothing there, and is not here"
-FIXED = {
-    "use_came": Fixed((False,), "", "AdamW is what there is; --use_8bit_adam keeps its moments in 8 bits"),
-    "multi_stream": Fixed(
-        (False,), "", "encoding has no stream of its own; a latent store saves it whole (docs/data.md)"
-    ),
-    "train_text_encoder": Fixed((False,), "", _TRAINS),
-    "random_flip": Fixed((False,), "", f"{_NOTHING}: left and right in captions would be wrong"),
-    "not_sigma_loss": Fixed((False,), "", _NOTHING),
-    "noise_offset": Fixed((0, 0.0, None), "", f"{_NOTHING}: the last timestep is pure noise already"),
-    "input_perturbation": Fixed((0, 0.0, None), "", _NOTHING),
-    "max_train_samples": Fixed((None,), "", f"{_NOTHING}; cut the table: `longtake data split`"),
-    "prediction_type": Fixed(
-        ("v_prediction", None), "", "the schedule ends in pure noise, of which only v can be learnt"
-    ),
-}
+_OF_ENCODERS = {"vae_mini_batch": "ae.mini_batch", "tokenizer_max_length": "t5.max_length"}
 _ENDLESS = 10**9  # passes
 # What that program's validations, and its examples of generation, are guided away from; no flag says it.
 _NEGATIVE_PROMPT = (
     "The video is not of a high quality, it has a low resolution. Watermark present in each frame. The background is "
     "solid. Strange body and strange trajectory. Distortion. "
 )
-SWITCHES = {"use_ema": ("ema_decay", 0.9999), "use_8bit_adam": ("optim.states", "8bit")}
 _DROPPED = 0.1  # share of captions that are left out; no flag says it
 _ALL_BLOCKS = (1000,)
 _NAMES = {"ff.net.0.proj": "ff.0", "ff.net.2": "ff.2", "ff.net": "ff", "to_out.0": "to_out"}  # theirs -> ours
@@ -65,13 +29,10 @@ def translate_training(work: Translation, script: str, tiny: bool) -> None:
         if (passes := work.take("num_train_epochs")) is not None and work.heights.is_flag(passes.origin):
             work.note("num_train_epochs", passes, "--max_train_steps decides alone, as it does there")
         work.put("epochs", _ENDLESS, work.tree)
-    work.drop_none(MOVED)
     limit = work.get("max_grad_norm")
     if limit is not None and plain(limit) == 0 and work.heights.is_flag(limit.origin):
         work.note("max_grad_norm", limit, "no clipping; there a limit of 0 makes every gradient 0")
-    work.move(MOVED)
-    work.leave(LEFT) if script != "train_lora" else _left(work)
-    work.fix(FIXED)
+    apply_rows(work, TRAINING)
     _encoders(work, tiny)
     _loss(work)
     _optimizer(work)
@@ -81,16 +42,11 @@ def translate_training(work: Translation, script: str, tiny: bool) -> None:
     if (node := work.take("gradient_checkpointing")) is not None and plain(node):
         work.put("model.grad_ckpt_settings", _ALL_BLOCKS, node)
         recompute_fully(work, node)
-    work.switch(SWITCHES)
     if script == "train_lora":
         _adapters(work)
     else:
         _weights(work)
     _validation(work, script)
-
-
-def _left(work: Translation) -> None:
-    work.leave({name: text for name, text in LEFT.items() if name != "use_peft_lora"})
 
 
 def translate_rates(work: Translation) -> None:
@@ -149,7 +105,7 @@ def _low_rates(work: Translation, lr: float, points: tuple[tuple[object, ...], .
 
 def _encoders(work: Translation, tiny: bool) -> None:
     """Where the encoders live, and how much they do at once."""
-    for old, new in OF_ENCODERS.items():
+    for old, new in _OF_ENCODERS.items():
         node = work.take(old)
         if node is not None and not tiny:
             work.put(new, plain(node), node if work.heights.is_flag(node.origin) else work.tree)
@@ -169,9 +125,6 @@ def _loss(work: Translation) -> None:
         work.put("objective.motion_loss", plain(ratio), ratio)
     elif ratio is not None and work.heights.is_flag(ratio.origin):
         work.refuse("motion_sub_loss_ratio", ratio, "is of a loss that is off", "write --motion_sub_loss too")
-    if (node := work.take("snr_loss")) is not None and plain(node):
-        work.note("snr_loss", node, "objective.min_snr_gamma = 5")
-        work.put("objective.min_snr_gamma", 5.0, node)
 
 
 def _optimizer(work: Translation) -> None:
@@ -200,6 +153,7 @@ def _tracking(work: Translation) -> None:
 
 def _adapters(work: Translation) -> None:
     """`rank`, `network_alpha`, `target_name` -> `lora`."""
+    apply_rows(work, ADAPTERS)
     rank, alpha, names, peft = (work.take(n) for n in ("rank", "network_alpha", "target_name", "use_peft_lora"))
     if rank is not None:
         work.put("lora.rank", plain(rank), rank)

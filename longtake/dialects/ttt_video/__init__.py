@@ -23,7 +23,7 @@ from longtake.generate import GenerateConfig
 from longtake.system.tiny import take_tiny
 from longtake.train import RunConfig
 
-_DEFAULTS = Path(__file__).parent / "defaults.toml"
+_NO_FILE = Path(__file__).parents[1] / "flags_alone.toml"
 _SCRIPTS = {"train": "train.py", "generate": "sample.py"}
 
 
@@ -47,7 +47,7 @@ class TTTVideoDialect:
         refuse_typos(others, known, script, RunConfig if self._verb == "train" else GenerateConfig)
         if run is not None and not Path(run).is_file():
             raise UserError(f"--{CONFIG_FILE} {run}: there is no such file; give one of configs/, or of your own")
-        return [self._verb, run or str(_DEFAULTS), *["--tiny"] * self._tiny, *self._flags.values(), *others]
+        return [self._verb, run or str(_NO_FILE), *["--tiny"] * self._tiny, *self._flags.values(), *others]
 
     def find(self, path: Path) -> Path | None:
         """No file of TTT-Video is a base of run files."""
