@@ -16,6 +16,7 @@ from longtake import generate, train
 from longtake.cli.app import app
 from longtake.cli.launch import with_verb
 from longtake.presets import find_preset
+from longtake.system import export_model
 from longtake.train import Outcome
 from longtake.train.run_file import read_curriculum
 
@@ -28,14 +29,16 @@ def documented() -> Iterator[str]:
     """The command lines in the fenced blocks of the pages, and those in backticks."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-        fenced = re.findall(r"^```\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-        lines = [line for block in fenced for line in block.splitlines()]
+        fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        lines = [line for language, block in fenced if not language for line in block.splitlines()]
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
         yield from (line for line in lines if re.match(rf"longtake ({VERBS}) |torchrun .*-m longtake", line))
         yield from re.findall(rf"(?<!`)`(longtake (?:{VERBS})[^`]*)`", prose)
 
 
-LINES = list(dict.fromkeys(line for line in documented() if "outputs/i2v" not in line))  # they run in test_docs.py
+LINES = [  # those on outputs/i2v run in test_docs.py
+    line for line in dict.fromkeys(documented()) if "outputs/i2v" not in line and not line.endswith("--help")
+]
 
 
 def suggested() -> Iterator[str]:
@@ -78,8 +81,10 @@ def place(run: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     (folder / "curriculum.py").write_text(f"_base_ = 'run.py'\n{stages}\n", encoding="utf-8")
     (folder / "hosts").write_text("localhost slots=1\n", encoding="utf-8")
     shutil.copytree(run.folder, folder / "output_dir" / "run")  # where scripts of other programs write
-    for name in ("my_run", "my_lora", "full_run", "stage1", "stage1_i2v", "run", "demo/run"):
+    for name in ("my_run", "my_lora", "full_run", "stage1", "stage1_i2v", "run", "demo/run", "custom"):
         shutil.copytree(run.folder, folder / "outputs" / name)
+    for name in ("base", "my_model"):
+        export_model(str(run.folder), folder / f"{name}.safetensors")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield folder
