@@ -28,8 +28,9 @@ def blocks(section: str) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
-def test_the_key_reference_is_what_the_schemas_say() -> None:
-    check = [sys.executable, str(ROOT / "tools" / "config_keys.py"), "--check"]
+@pytest.mark.parametrize("tool", ["config_keys", "cli_reference"])
+def test_a_reference_page_is_what_its_tool_writes(tool: str) -> None:
+    check = [sys.executable, str(ROOT / "tools" / f"{tool}.py"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,4 @@
-"""Writes README's table of what has been verified, from the records in benchmarks/results/verified/.
+"""Write the table of docs/verify.md of what has been verified, from the records in benchmarks/results/verified/.
 
 python tools/verified_table.py            write the table
 python tools/verified_table.py --check    exit 1 if the table is not what would be written
@@ -13,7 +13,7 @@ from pathlib import Path
 from longtake.verification import read_verified, verified_table
 
 ROOT = Path(__file__).parent.parent
-RECORDS, PAGE = ROOT / "benchmarks" / "results" / "verified", ROOT / "README.md"
+RECORDS, PAGE = ROOT / "benchmarks" / "results" / "verified", ROOT / "docs" / "verify.md"
 BEGIN, END = "<!-- verified: begin -->\n", "<!-- verified: end -->\n"
 
 

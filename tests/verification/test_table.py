@@ -1,4 +1,4 @@
-"""README's table of verified presets is what the records say."""
+"""The table of verified presets in docs/verify.md is what the records say."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RECORD = Verification(
 )
 
 
-def test_readme_holds_the_table_of_the_records() -> None:
+def test_page_holds_the_table_of_the_records() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page.count(BEGIN) == 1
     assert with_table(page, RECORDS) == page
