@@ -17,11 +17,13 @@ from typing import Any
 
 from longtake.config.faults import shown
 from longtake.dialects.cogvideox_fun import keys as cogvideox_fun
+from longtake.dialects.opensora_v1_2 import keys as opensora_v1_2
 from longtake.dialects.opensora_v2 import keys as opensora_v2
 from longtake.dialects.table import UNSET, KeyRow
 from longtake.dialects.ttt_video import keys as ttt_video
 
 PAGE = Path(__file__).parent.parent / "docs" / "migrating.md"
+FLAGS = (*opensora_v1_2.FLAGS, *opensora_v1_2.TRAINING_FLAGS)
 TABLES: Mapping[str, tuple[KeyRow, ...]] = {
     "opensora_v2 training": (
         *opensora_v2.PLUGIN,
@@ -33,6 +35,11 @@ TABLES: Mapping[str, tuple[KeyRow, ...]] = {
     "cogvideox_fun": cogvideox_fun.ROWS,
     "ttt_video training": (*ttt_video.MODEL, *ttt_video.TRAINING, *ttt_video.WANDB),
     "ttt_video sampling": (*ttt_video.SAMPLING, *ttt_video.ENCODERS),
+    "opensora_v1_2 flags": FLAGS,
+    "opensora_v1_2 training": opensora_v1_2.TRAINING,
+    "opensora_v1_2 parts": opensora_v1_2.PARTS,
+    "opensora_v1_2 inference": opensora_v1_2.INFERENCE,
+    "opensora_v1_2 search": opensora_v1_2.SEARCH,
 }
 SPAN = re.compile(r"<!-- keys: (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -57,8 +64,8 @@ def table(rows: Iterable[KeyRow]) -> str:
 
 
 def name(row: KeyRow) -> str:
-    """The key as one writes it."""
-    return f"`{row.key}`"
+    """The key as one writes it; flags alone have dashes."""
+    return f"`--{row.key}`" if any(row is flag for flag in FLAGS) else f"`{row.key}`"
 
 
 def cell(row: KeyRow) -> str:

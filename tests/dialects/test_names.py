@@ -8,7 +8,7 @@ from longtake.contracts import UserError
 from longtake.dialects import CogVideoXFun, OpenSoraV12, TTTVideoDialect
 from longtake.dialects.cogvideox_fun.keys import ROWS, SCRIPTS
 from longtake.dialects.names import restate
-from longtake.dialects.opensora_v1_2.flags import FLAGS
+from longtake.dialects.opensora_v1_2.keys import flags_of
 from longtake.dialects.table import keys_of
 from longtake.dialects.ttt_video.keys import rows_of
 from longtake.train import read_run
@@ -30,7 +30,7 @@ def commands() -> list[tuple[object, list[str], str]]:
     for verb in ("train", "generate"):
         cases += [(TTTVideoDialect(), [verb], row.key) for row in rows_of(verb)]
     for verb, run in (("train", "train/stage1"), ("generate", "inference/sample")):
-        cases += [(OpenSoraV12(), [verb, f"configs/opensora-v1-2/{run}.py"], name) for name in FLAGS[verb]]
+        cases += [(OpenSoraV12(), [verb, f"configs/opensora-v1-2/{run}.py"], name) for name in flags_of(verb)]
     return cases
 
 

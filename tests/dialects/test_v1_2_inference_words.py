@@ -10,12 +10,11 @@ import pytest
 from longtake.config import ConfigError
 from longtake.contracts import UserError
 from longtake.dialects import OpenSoraV12
-from longtake.dialects.opensora_v1_2 import inference
-from longtake.dialects.opensora_v1_2.flags import FLAGS
+from longtake.dialects.opensora_v1_2.keys import LENGTHS, frames_of
 from longtake.generate import GenerateConfig, prompts_of, read_generation, resolve_source
 from longtake.presets import FOLDER, find_preset
 from tests.buckets.tables import golden
-from tests.dialects.speech import ROOT, Heard, write
+from tests.dialects.speech import Heard, write
 
 SAMPLE = "configs/opensora-v1-2/inference/sample.py"
 FILE = """
@@ -83,7 +82,7 @@ def test_a_rate_that_is_given_twice_is_that_of_the_video() -> None:
 
 def test_lengths_have_the_published_names() -> None:
     known = golden("image_size.json", "opensora_v1_2")["get_num_frames"]
-    assert {name: count for name, count in known.items() if name in inference.LENGTHS} == inference.LENGTHS
+    assert {name: count for name, count in known.items() if name in LENGTHS} == LENGTHS
 
 
 def test_references_and_strategies_go_to_their_prompts(tmp_path: Path) -> None:
@@ -134,14 +133,8 @@ def test_what_has_no_counterpart_is_refused(flags: list[str], said: str) -> None
 def test_a_length_that_is_none_is_refused() -> None:
     with pytest.raises(UserError, match="write a number, or one of 1x, 2x"):
         spoken(SAMPLE, "--num-frames", "3s")
-
-
-def test_every_word_of_inference_is_on_the_page_of_migrating() -> None:
-    page = (ROOT / "docs" / "migrating.md").read_text().partition("\n## Open-Sora 1.2")[2]
-    words = {*inference.MOVED, *inference.LEFT, *inference.FIXED, *inference.OTHERS}
-    words |= {name.replace("-", "_") for name in FLAGS["generate"]}
-    listed = {word.removeprefix("--").replace("-", "_") for word in re.findall(r"`([\w.-]+)`", page)}
-    assert sorted(words - listed) == []
+    with pytest.raises(UserError, match="write a number"):
+        frames_of([])
 
 
 def test_empty_value_of_a_prompts_json_takes_the_default_away() -> None:

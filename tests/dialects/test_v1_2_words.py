@@ -11,14 +11,12 @@ import pytest
 from longtake.config import ConfigError
 from longtake.contracts import UserError
 from longtake.dialects import OpenSoraV12
-from longtake.dialects.opensora_v1_2 import search, shared, training
-from longtake.dialects.opensora_v1_2.flags import FLAGS
 from longtake.presets import find_preset
 from longtake.train import RunConfig, read_run
 from longtake.train.optimizer.schedule import learning_rate
 from tests.buckets.tables import golden
 from tests.cli.conftest import longtake
-from tests.dialects.speech import ROOT, Heard, write
+from tests.dialects.speech import Heard, write
 from tests.dialects.test_v1_2_inference_words import FILE as SAMPLE
 from tests.precision import rounding
 
@@ -235,9 +233,9 @@ def test_a_checkpoint_of_the_old_program_gives_its_weights_or_all(tmp_path: Path
         ('dataset = dict(type="VideoTextDataset")', "must be .*VariableVideoTextDataset"),
         ("dataset = dict(frame_interval=2)", "frames follow each other"),
         ('vae = dict(type="VideoAutoencoderKL")', "must be .*OpenSoraVAE_V1_2"),
-        ("vae = dict(micro_size=1)", "is no word of it; there are "),
+        ("vae = dict(micro_size=1)", "unknown key; choose "),
         ('model = dict(type="STDiT2-XL/2")', "choose STDiT3-XL/2 or STDiT3-3B/2"),
-        ("load_video_features = True", "make a store by `longtake data encode"),
+        ("load_video_features = True", "longtake data encode"),
         ('scheduler = dict(type="iddpm")', "must be .*rflow"),
         ("lr_speed = 1", "lr_speed"),
     ],
@@ -317,22 +315,6 @@ def test_a_search_without_a_goal_is_refused(tmp_path: Path) -> None:
 def test_a_file_without_a_counterpart_is_refused(run: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         spoken(run)
-
-
-def test_every_word_of_training_is_on_the_page_of_migrating() -> None:
-    page = (ROOT / "docs" / "migrating.md").read_text().partition("\n## Open-Sora 1.2")[2].partition("\n## ")[0]
-    words = {
-        *FLAGS["train"],
-        *FLAGS["plan"],
-        *search.WORDS,
-        *training.RATES,
-        *training.OTHERS,
-        *training.DEFAULTS,
-        *training.LEFT,
-    } - {"initial_lr"}
-    for module in (training, shared):
-        words |= {*module.MOVED, *module.FIXED, *module.LEFT}
-    assert sorted(word for word in words if f"`{word}`" not in page and f"`--{word}`" not in page) == []
 
 
 def test_other_verbs_read_a_file_in_the_old_keys_too(longtake: Any, tmp_path: Path) -> None:

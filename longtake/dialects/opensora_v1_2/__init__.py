@@ -15,8 +15,9 @@ from longtake.config.tree import Branch
 from longtake.contracts import UserError
 from longtake.dialects.command_line import end_with_help
 from longtake.dialects.names import refuse_typos
-from longtake.dialects.opensora_v1_2.flags import FLAGS, SCRIPTS, read_flags, training_flags
+from longtake.dialects.opensora_v1_2.flags import read_flags, training_flags
 from longtake.dialects.opensora_v1_2.inference import inference_flags, translate_inference
+from longtake.dialects.opensora_v1_2.keys import SCRIPTS, flags_of
 from longtake.dialects.opensora_v1_2.places import run_file
 from longtake.dialects.opensora_v1_2.search import search_flags, translate_search
 from longtake.dialects.opensora_v1_2.tracking import translate_places
@@ -56,7 +57,7 @@ class OpenSoraV12:
         """The command line with RUN found. Raises `UserError` where RUN has no counterpart, and for flags that have
         none."""
         self._verb, *flags = words
-        script, known = SCRIPTS[self._verb], FLAGS[self._verb]
+        script, known = SCRIPTS[self._verb], list(flags_of(self._verb))
         end_with_help(f"{script} RUN", "Open-Sora 1.2", known, flags)
         flags, self._tiny = take_tiny(flags)
         run, given, others = read_flags(flags, self._verb)

@@ -1,70 +1,23 @@
-"""The words of Open-Sora 1.2's inference: flags of `scripts/inference.py`, and files such as its `sample.py`."""
+"""Conversions of Open-Sora 1.2's inference: flags of `scripts/inference.py`, and files such as its `sample.py`."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from longtake.config.tree import Node, plain
-from longtake.contracts import UserError
-from longtake.dialects.command_line import MANY, as_flag
-from longtake.dialects.opensora_v1_2.flags import FLAGS, KERNELS, truth
+from longtake.dialects.command_line import as_flag
+from longtake.dialects.opensora_v1_2.flags import truth
+from longtake.dialects.opensora_v1_2.keys import INFERENCE, flags_of, frames_of
 from longtake.dialects.opensora_v1_2.places import weights_flags
-from longtake.dialects.opensora_v1_2.shared import is_old, lay, translate_parts
-from longtake.dialects.translation import Fixed, Say, Translation, value_of
+from longtake.dialects.opensora_v1_2.shared import is_old, translate_parts
+from longtake.dialects.table import apply_rows
+from longtake.dialects.translation import Say, Translation, value_of
 from longtake.families.opensora_v1_2_strategy import carried
 from longtake.generate.prompts import read_prompts
 from longtake.system.tiny import world_size
 
-LENGTHS = {
-    "1x": 51,
-    "2x": 102,
-    "4x": 204,
-    "8x": 408,
-    "16x": 816,
-    "2s": 51,
-    "4s": 102,
-    "8s": 204,
-    "16s": 408,
-    "32s": 816,
-}
-_TEXTS = ("save_dir", "sample_name", "prompt_path", "prompt_generator", "resolution", "aspect_ratio", "num_frames")
-_TEXTS += ("aes", "flow", "camera_motion", "dtype")
-_SWITCHES = ("watermark", "llm_refine")
-MOVED = {
-    "resolution": "sampling_option.resolution",
-    "aspect_ratio": "sampling_option.aspect_ratio",
-    "num_frames": "sampling_option.num_frames",
-    "num_sampling_steps": "sampling_option.num_steps",
-    "cfg_scale": "sampling_option.guidance",
-    "fps": "fps_save",
-    "aes": "caption_facts.aes",
-    "flow": "caption_facts.flow",
-    "camera_motion": "caption_facts.camera_motion",
-}
-LEFT = {
-    "outputs": "--save-dir says where videos go",
-    "data_path": "--prompt-path says where prompts are",
-    "flash_attn": KERNELS,
-    "layernorm_kernel": KERNELS,
-    "verbose": "what is made is printed in any case",
-    "align": "places in a mask strategy are taken as they are written, not moved to multiples of it",
-    "force_huggingface": "folders and files of either form are read",
-}
-_PAID = "Longtake sends nothing to paid services; write the prompt as it should be"
-FIXED = {
-    "multi_resolution": Fixed(("STDiT2", None), "", "the model is told sizes in the one way of STDiT3"),
-    "frame_interval": Fixed((1, None), "", "frames follow each other"),
-    "llm_refine": Fixed((False, None), "", _PAID),
-    "prompt_generator": Fixed((None,), "", _PAID),
-    "watermark": Fixed((False, None), "", "videos have no mark"),
-}
-OTHERS = (
-    *("save_fps", "image_size", "sample_name", "prompt_path", "reference_path", "mask_strategy", "loop"),
-    *("condition_frame_length", "condition_frame_edit"),
-)
 _CARRIED = 5  # latent frames
 _HEADS, _TINY_HEADS = 16, 8
 
@@ -72,28 +25,20 @@ _HEADS, _TINY_HEADS = 16, 8
 def inference_flags(given: Mapping[str, list[str]], tiny: bool, say: Say) -> list[str]:
     """The flags of `scripts/inference.py` under the names that its files have. Raises `UserError` for bad ones."""
     flags: list[str] = []
+    rows = flags_of("generate")
     for flag, values in given.items():
-        name = flag.replace("-", "_")
-        if name == "ckpt_path":
+        key, takes = flag.replace("-", "_"), rows[flag].takes
+        if key == "ckpt_path":
             flags += weights_flags(values[0], tiny, say)
-        elif name == "image_size":
+        elif takes == "two":
             flags.append(f"--sampling_option.resolution={'x'.join(values)!r}")
-        elif name == "num_frames":
-            flags.append(f"--num_frames={_length(values[0])}")
-        elif name in _SWITCHES:
-            flags.append(f"--{name}={truth(flag, values[0])}")
+        elif takes == "truth":
+            flags.append(f"--{key}={truth(flag, values[0])}")
+        elif key == "num_frames":
+            flags.append(f"--num_frames={frames_of(values[0])}")
         else:
-            flags.append(as_flag(name, values, name in _TEXTS, FLAGS["generate"][flag] == MANY))
+            flags.append(as_flag(key, values, is_text=takes == "text", is_list=takes == "list"))
     return flags
-
-
-def _length(text: Any) -> Any:
-    """The frames of a clip: a number, or `4s`, `2x`. Raises `UserError` for what is neither."""
-    if text in LENGTHS or isinstance(text, int):
-        return LENGTHS.get(text, text)
-    if not str(text).isdecimal():
-        raise UserError(f"num_frames = {text!r}: write a number, or one of {', '.join(LENGTHS)}")
-    return int(text)
 
 
 def translate_inference(work: Translation, tiny: bool) -> None:
@@ -101,17 +46,10 @@ def translate_inference(work: Translation, tiny: bool) -> None:
     old = is_old(work)
     translate_parts(work, old, tiny, trains=False)
     if old:
-        lay(work, "master_dtype", "bf16")  # nothing trains, so weights are kept as they are computed with
-    work.drop_none(("num_frames", "resolution", "aspect_ratio", "seed", "save_dir", "fps"))
-    _sizes(work)
+        work.lay("master_dtype", "bf16")  # nothing trains, so weights are stored in the dtype of the matmuls
+    _image_size(work)
     _rates(work)
-    for name in ("aes", "flow", "camera_motion"):
-        if (node := work.take(name)) is not None:
-            text = str(plain(node))
-            work.put(f"caption_facts.{name}", "" if text == "None" else text, node)
-    work.move(MOVED)
-    work.leave(LEFT)
-    work.fix(FIXED)
+    apply_rows(work, INFERENCE)
     _loops(work)
     _prompts(work)
     if (node := work.take("sample_name")) is not None and plain(node):
@@ -121,17 +59,15 @@ def translate_inference(work: Translation, tiny: bool) -> None:
         work.put("parallel.sequence", peers, work.tree)
 
 
-def _sizes(work: Translation) -> None:
-    size, length = work.take("image_size"), work.get("num_frames")
-    if size is not None and plain(size) is not None:
-        sides = plain(size)
-        if not isinstance(sides, (list, tuple)) or len(sides) != 2:
-            work.refuse("image_size", size, "must be (height, width)")
-        else:
-            work.put("sampling_option.resolution", f"{sides[0]}x{sides[1]}", size)
-    if length is not None:
-        work.take("num_frames")
-        work.put("sampling_option.num_frames", _length(plain(length)), length)
+def _image_size(work: Translation) -> None:
+    """`image_size` -> `sampling_option.resolution`."""
+    size = work.take("image_size")
+    if size is None or (sides := plain(size)) is None:
+        return
+    if not isinstance(sides, (list, tuple)) or len(sides) != 2:
+        work.refuse("image_size", size, "must be (height, width)")
+    else:
+        work.put("sampling_option.resolution", f"{sides[0]}x{sides[1]}", size)
 
 
 def _rates(work: Translation) -> None:
@@ -139,7 +75,7 @@ def _rates(work: Translation) -> None:
     own = work.get("fps_save")
     saved, told = work.take("save_fps"), work.get("fps")
     saved = saved if value_of(saved) is not None else own
-    told = told if told is not None else own
+    told = told if value_of(told) is not None else own
     if saved is None or told is None:
         if saved is not None:
             work.put("fps_save", plain(saved), saved)

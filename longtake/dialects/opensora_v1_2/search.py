@@ -1,4 +1,4 @@
-"""The words of Open-Sora 1.2's search for batch sizes, `scripts/misc/search_bs.py`: flags, and files such as `bs.py`.
+"""Conversions of Open-Sora 1.2's search for batch sizes, `scripts/misc/search_bs.py`: flags, and files such as `bs.py`.
 
 There a table has `frames: (guess, range)`, and each batch is looked for in that range; here the forecast says where.
 """
@@ -12,18 +12,16 @@ from longtake.config import load_config
 from longtake.config.tree import Branch, plain
 from longtake.contracts import UserError
 from longtake.dialects.command_line import as_flag
-from longtake.dialects.opensora_v1_2.flags import LEFT, MOVED, TEXTS
+from longtake.dialects.opensora_v1_2.keys import flags_of
 from longtake.dialects.opensora_v1_2.places import SEARCHED
 from longtake.dialects.translation import Say, Translation
 from longtake.system.tiny import world_size
 from longtake.track import gpu_named
 
-WORDS = ("base", "base_step_time")
 _TARGET = "--target-step-seconds"
-_LEFT = {
-    **{name: text for name, text in LEFT.items() if name not in ("resolution", "record-time")},
-    "ckpt-path": "steps take as long whatever the weights are; none are read",
-    "outputs": "what is found is printed; nothing is written",
+_NOTES = {
+    "ckpt-path": "a step takes the same time with any weights; none are read",
+    "outputs": "the result is printed; nothing is written",
 }
 
 
@@ -33,13 +31,16 @@ def search_flags(
     """The flags of `longtake plan` for those of the script and the words of its file, which has the goal. Raises
     `UserError` where it has none."""
     flags = ["--probe"]
+    rows = flags_of("plan")
     for name, (value, *_) in given.items():
-        if name in _LEFT:
-            say(f"--{name}: {_LEFT[name]}")
+        row = rows[name]
+        note = _NOTES.get(name, row.note)
+        if note and name != "resolution":
+            say(f"--{name}: {note}")
         elif tiny and name == "resolution":
             say(f"--resolution {value}: --tiny has resolutions of its own")
         else:
-            flags.append(as_flag(MOVED.get(name, name), [value], name in (*TEXTS, "resolution")))
+            flags.append(as_flag(row.ours or name, [value], row.takes == "text"))
     named = {word.partition("=")[0] for word in others}
     if _TARGET not in named:
         flags += [_TARGET, f"{SEARCHED[1] if is_published else _goal(file):g}"]

@@ -1,4 +1,4 @@
-"""Words of run files that Open-Sora 1.2's training and inference share: `model`, `vae`, `text_encoder`, `scheduler`."""
+"""Conversions that Open-Sora 1.2's training and inference share: `model`, `vae`, `text_encoder`, `scheduler`."""
 
 from __future__ import annotations
 
@@ -9,54 +9,16 @@ from typing import Any
 
 from longtake.config import load_config
 from longtake.config.tree import Leaf, plain
-from longtake.dialects.opensora_v1_2.flags import KERNELS
+from longtake.dialects.opensora_v1_2.keys import PARTS
 from longtake.dialects.opensora_v1_2.places import weights_keys
-from longtake.dialects.translation import Fixed, Translation, value_of
+from longtake.dialects.table import apply_rows, refuse_rest
+from longtake.dialects.translation import Translation
 from longtake.presets import FOLDER
 
 SIZES: Mapping[str, Mapping[str, int]] = {
     "STDiT3-XL/2": {"hidden_size": 1152, "depth": 28, "num_heads": 16},
     "STDiT3-3B/2": {"hidden_size": 1872, "depth": 28, "num_heads": 26},
 }
-_EITHER = "folders and files of either form are read"
-LEFT = {
-    "model.enable_flash_attn": KERNELS,
-    "model.enable_layernorm_kernel": KERNELS,
-    "model.enable_sequence_parallelism": "parallel.sequence says it",
-    "model.input_size": "any size fits",
-    "model.force_huggingface": _EITHER,
-    "vae.force_huggingface": _EITHER,
-    "vae.freeze_vae_2d": "the autoencoder does not train",
-    "vae.cal_loss": "the autoencoder does not train",
-    "num_bucket_build_workers": "the order of a pass is arithmetic on columns; no workers are needed",
-}
-FIXED = {
-    "model.skip_y_embedder": Fixed(
-        (False, None), "", "it was for stored features; `longtake data encode` stores texts as T5 gives them"
-    ),
-    "model.drop_path": Fixed((0, 0.0, None), "", "blocks are not left out"),
-    "vae.type": Fixed(("OpenSoraVAE_V1_2",), "", "other autoencoders are not read for this model"),
-    "text_encoder.type": Fixed(("t5",), "", "captions are read by T5"),
-    "scheduler.type": Fixed(("rflow",), "", "it learns velocities of rectified flow"),
-    "scheduler.num_timesteps": Fixed((1000, None), "", "times go from 0 to 1000"),
-}
-MOVED = {
-    "vae.from_pretrained": "ae.from_pretrained",
-    "vae.micro_frame_size": "ae.micro_frame_size",
-    "vae.micro_batch_size": "ae.micro_batch_size",
-    "text_encoder.from_pretrained": "t5.from_pretrained",
-    "text_encoder.model_max_length": "t5.max_length",
-    "text_encoder.shardformer": "t5.shardformer",
-    "scheduler.use_timestep_transform": "objective.use_timestep_transform",
-    "scheduler.sample_method": "objective.sample_method",
-    "scheduler.use_discrete_timesteps": "objective.use_discrete_timesteps",
-    "scheduler.loc": "objective.timestep_mean",
-    "scheduler.scale": "objective.timestep_std",
-    "scheduler.transform_scale": "objective.transform_scale",
-    "scheduler.num_sampling_steps": "sampling_option.num_steps",
-    "scheduler.cfg_scale": "sampling_option.guidance",
-}
-_WHOLE = 10**6  # frames at once: more than a clip has, so that it is coded whole
 _SECTIONS = ("vae", "text_encoder", "scheduler")
 _SCHEDULER = {"sample_method": "uniform", "use_timestep_transform": False}  # where a file leaves them out
 _HUB_VAE = "hpcai-tech/OpenSora-VAE-v1.2"
@@ -66,14 +28,6 @@ def is_old(work: Translation) -> bool:
     """Whether a file has words of Open-Sora 1.2, which no preset has."""
     names = [name for name in (*_SECTIONS, "mask_ratios") if work.get(name) is not None]
     return bool(names) or str(work.value("model.type")).startswith("STDiT")
-
-
-def lay(work: Translation, name: str, value: Any) -> bool:
-    """Puts a value where nothing is written; returns whether nothing was."""
-    if work.get(name) is not None:
-        return False
-    work.put(name, value, work.tree)
-    return True
 
 
 def translate_parts(work: Translation, old: bool, tiny: bool, trains: bool = True) -> None:
@@ -86,30 +40,22 @@ def translate_parts(work: Translation, old: bool, tiny: bool, trains: bool = Tru
         work.put("model.type", "stdit3", kind)
     elif kind is not None and str(plain(kind)).startswith("STDiT"):
         work.take("model.type")
-        work.refuse("model.type", kind, "is not here", f"choose {' or '.join(SIZES)}")
+        work.refuse("model.type", kind, "is not available", f"choose {' or '.join(SIZES)}")
     if old:  # a preset says by itself how its weights are taken
         _weights(work)
     _defaults(work, trains)
     if tiny:  # which has encoders of its own
         for section in ("vae", "text_encoder"):
             work.take(section)
-    work.leave(LEFT)
-    work.fix(FIXED)
-    for name in ("micro_frame_size", "micro_batch_size"):
-        if (node := work.get(f"vae.{name}")) is not None and value_of(node) is None:
-            work.take(f"vae.{name}")
-            work.put(f"ae.{name}", _WHOLE, node)
-    work.drop_none(MOVED)
-    work.move(MOVED)
+    apply_rows(work, PARTS)
     _autoencoder(work)
     for section in _SECTIONS:
-        known = (name for name in (*MOVED, *LEFT, *FIXED) if name.startswith(section))
-        work.refuse_rest(section, (name.partition(".")[2] for name in known))
+        refuse_rest(work, section, PARTS)
     if old:
         for section, keys in _parts().items():
             own = {} if tiny and section in ("ae", "t5") else keys
             for key, value in own.items():
-                lay(work, f"{section}.{key}", value)
+                work.lay(f"{section}.{key}", value)
 
 
 def _weights(work: Translation) -> None:

@@ -1,44 +1,21 @@
-"""The words of Open-Sora 1.2's training files."""
+"""Conversions of Open-Sora 1.2's training files."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from longtake.config.tree import Node, plain
-from longtake.dialects.opensora_v1_2.flags import LEFT as LEFT_FLAGS
-from longtake.dialects.opensora_v1_2.shared import is_old, lay, translate_parts
-from longtake.dialects.translation import Fixed, Translation, recompute_fully, recompute_nothing, value_of
+from longtake.dialects.opensora_v1_2.keys import TRAINING
+from longtake.dialects.opensora_v1_2.shared import is_old, translate_parts
+from longtake.dialects.table import apply_rows
+from longtake.dialects.translation import Translation, recompute_fully, recompute_nothing, value_of
 
-_STORE = "make a store by `longtake data encode RUN -o FOLDER` and give it as dataset.latents"
-_FEATURES = "a latent store says its own sizes"
-MOVED = {"weight_decay": "optim.weight_decay", "adam_eps": "eps"}
-LEFT = {
-    **{name.replace("-", "_"): text for name, text in LEFT_FLAGS.items()},
-    "reduce_bucket_size_in_m": "gradients are summed block by block, beside the backward pass",
-    **dict.fromkeys(
-        ("text_encoder_output_dim", "text_encoder_model_max_length", "vae_out_channels"),
-        _FEATURES,
-    ),
-}
-FIXED = {
-    "dataset.type": Fixed(("VariableVideoTextDataset", None), "", f"clips come from a table; {_STORE} for features"),
-    "dataset.frame_interval": Fixed((1, None), "", "frames follow each other; others went wrong there too"),
-    "dataset.image_size": Fixed((None,), "", "bucket_config says the sizes"),
-    "dataset.num_frames": Fixed((None,), "", "bucket_config says the lengths"),
-    "load_video_features": Fixed((False, None), "", _STORE),
-    "load_text_features": Fixed((False, None), "", _STORE),
-}
 RATES = ("lr_schedule", "anneal_strategy", "cooldown_steps", "min_lr", "max_lr")
-OTHERS = (
-    *("grad_checkpoint", "mask_ratios", "plugin", "sp_size", "start_from_scratch", "model.freeze_y_embedder"),
-    *("model.only_train_temporal", "model.class_dropout_prob"),
-)
-_NONE_IS_DEFAULT = ("prefetch_factor", "load", "wandb", "seed", "num_workers")
 _KIND_NAMES = {"intepolate": "interpolate"}
 _NOTHING = "identity"
 # What a file that leaves them out means there, where that is not Longtake's default.
 DEFAULTS = {"grad_clip": 0.0, "eps": 1e-8, "ema_decay": 0.9999, "lr": 1e-4, "log_every": 1, "initial_lr": 0.0}
-_SAID = {"eps": "adam_eps"}
+_NAMED_AS = {"eps": "adam_eps"}
 _DROPPED = 0.1  # share of texts, where model.class_dropout_prob does not say it
 _CORNERS = 3  # points of a schedule that rises, falls and stays
 
@@ -46,36 +23,21 @@ _CORNERS = 3  # points of a schedule that rises, falls and stays
 def translate_training(work: Translation, tiny: bool) -> None:
     """All words of a training file, and of flags that Longtake's keys do not say alone."""
     old = is_old(work)
-    work.drop_none(_NONE_IS_DEFAULT)
-    _model(work)
+    apply_rows(work, TRAINING)
     translate_parts(work, old, tiny)
     _plugin(work)
-    work.drop_none(MOVED)
-    work.move(MOVED)
-    work.leave(LEFT)
-    work.fix(FIXED)
     _masks(work)
     _recomputation(work)
     _rates(work)
     _start(work)
     if old:
-        said = [f"{_SAID.get(name, name)} {value:g}" for name, value in DEFAULTS.items() if lay(work, name, value)]
-        if said := [text for text in said if not text.startswith("initial_lr")]:
-            work.say(f"not in the file, so as Open-Sora's defaults have it: {', '.join(said)}")
-        lay(work, "dropout_ratio.t5", _DROPPED)
-        lay(work, "model.from_part", "model")
-        lay(work, "parallel.zero", 2)
-
-
-def _model(work: Translation) -> None:
-    """What of `model` says what trains."""
-    frozen, temporal = work.take("model.freeze_y_embedder"), work.take("model.only_train_temporal")
-    if frozen is not None:
-        work.put("freeze", ("y_embedder",) if plain(frozen) else (), frozen)
-    if temporal is not None and plain(temporal):
-        work.put("train_only", ("temporal_blocks.*",), temporal)
-    if (dropped := work.take("model.class_dropout_prob")) is not None:
-        work.put("dropout_ratio.t5", plain(dropped), dropped)
+        missing = {name: value for name, value in DEFAULTS.items() if work.get(name) is None}
+        for name, value in {**missing, "dropout_ratio.t5": _DROPPED, "model.from_part": "model"}.items():
+            work.lay(name, value)
+        work.lay("parallel.zero", 2)
+        named = [f"{_NAMED_AS.get(name, name)} {value:g}" for name, value in missing.items() if name != "initial_lr"]
+        if named:
+            work.say(f"not in the file, so as Open-Sora's defaults have it: {', '.join(named)}")
 
 
 def _plugin(work: Translation) -> None:
