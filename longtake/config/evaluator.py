@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NoReturn
 
 from longtake.config.faults import Fault, shorten
 from longtake.config.tree import Branch, Leaf, Node, Origin, branch, plain
+from longtake.small_files import is_unicode
 
 MAX_SIZE = 250_000  # entries and characters of one value, and bytes of a file
 MAX_LEVELS = 50  # of dicts and lists within each other
@@ -238,6 +239,8 @@ def scalar_fault(value: Any) -> str:
         return f"is too large a number: whole numbers have at most {MAX_BITS} bits"
     if isinstance(value, float) and not math.isfinite(value):
         return "is not a finite number"
+    if isinstance(value, str) and ("\0" in value or not is_unicode(value)):
+        return "has a NUL character or half a character, which no file can hold"
     return ""
 
 

@@ -132,8 +132,8 @@ def _match_expressions(
 def _parse_object(text: str | bytes, place: str) -> dict[str, Any]:
     try:
         values = parse_json(text)
-    except ValueError:
-        values = None
+    except ValueError as error:
+        raise UserError(f"{place}: cannot be read as JSON ({error}); export the adapters again") from None
     if not isinstance(values, dict):
         raise UserError(f"{place}: expected a JSON object, the config of adapters; export the adapters again")
     return values

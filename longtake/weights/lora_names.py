@@ -8,6 +8,7 @@
 | `diffusion_model.blocks.0.attn.to_q.lora_A.weight` | diffusion-pipe, ComfyUI |
 | `lora_unet__blocks_0_attn_to_q.lora_down.weight` | kohya, CogVideoX-Fun |
 | `lora_transformer_blocks_0_attn_to_q.lora_up.weight` | OneTrainer |
+| `pipe.dit.blocks.0.attn.to_q.lora_A.default.weight` | DiffSynth-Studio |
 | `model.diffusion_model.transformer.layers.0.attention.query_key_value.matrix_A.0` | SAT |
 """
 
@@ -24,8 +25,8 @@ _ADAPTER_NAME = r"(\.(?!weight$|bias$)[^.]+)?"
 _ROLES: tuple[tuple[Role, str], ...] = (
     ("a", rf"\.lora_A{_ADAPTER_NAME}(\.weight)?"),
     ("b", rf"\.lora_B{_ADAPTER_NAME}(\.weight)?"),
-    ("a", r"(\.lora_down|[._]lora\.down|\.lora_linear_layer\.down)\.weight"),
-    ("b", r"(\.lora_up|[._]lora\.up|\.lora_linear_layer\.up)\.weight"),
+    ("a", r"(\.lora_down|[._]lora\.down|\.lora_(linear_)?layer\.down)(\.weight)?"),
+    ("b", r"(\.lora_up|[._]lora\.up|\.lora_(linear_)?layer\.up)(\.weight)?"),
     ("a", r"\.matrix_A(?P<number>\.\d+)?"),
     ("b", r"\.matrix_B(?P<number>\.\d+)?"),
     ("magnitude", rf"\.lora_magnitude_vector{_ADAPTER_NAME}(\.weight)?"),
@@ -55,7 +56,7 @@ _TEXT_ENCODER = re.compile(
     r"|(lora|lycoris)_(te\d*|t5(xxl)?|clip(_[lgh])?|text_encoder(_\d+)?)_"
 )
 _WRAPPERS = re.compile(r"(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.|\.processor(?=\.)")
-_PREFIX = re.compile(r"(module|base_model\.model|transformer|dit|(model\.)?diffusion_model)\.")
+_PREFIX = re.compile(r"(module|base_model\.model|pipe|model|net|unet|transformer|dit|diffusion_model|lora_unet)\.")
 _FLAT_PREFIX = re.compile(r"(lora_unet|lora_transformer|lora_dit|lycoris)_")
 
 

@@ -22,6 +22,7 @@ DIFFUSERS_LAYERS = ("transformer_blocks.0.attn1.to_q", "transformer_blocks.1.att
 OWN_LAYERS = {"transformer_blocks.0.attn1.to_q", "transformer_blocks.1.attn1.to_out", "proj_out"}
 DOTTED = ("", "module.base_model.model.", "base_model.model.", "base_model.model.transformer.", "transformer.", "dit.")
 DOTTED += ("diffusion_model.", "model.diffusion_model.", "module.", "_orig_mod.")
+DOTTED += ("pipe.dit.", "net.", "unet.", "base_model.model.model.", "lora_unet.")
 FLAT = ("lora_unet_", "lora_unet__", "lora_transformer_", "lycoris_", "lora_dit_")
 ENDS = (
     (".lora_A.weight", ".lora_B.weight"),
@@ -32,6 +33,8 @@ ENDS = (
     (".lora.down.weight", ".lora.up.weight"),
     ("_lora.down.weight", "_lora.up.weight"),
     (".lora_linear_layer.down.weight", ".lora_linear_layer.up.weight"),
+    (".lora_layer.down.weight", ".lora_layer.up.weight"),
+    (".lora_down", ".lora_up"),
 )
 CONFIG = golden_config("t2v_2b")
 

@@ -108,6 +108,16 @@ def _square_size(stream: Stream, frame: av.VideoFrame | None) -> tuple[int, int]
     return height, max(round(width * aspect), min(width, 1))
 
 
+def _name_unknown_kind(kinds: type[Type], code: object) -> Type:
+    kind = object.__new__(kinds)
+    kind._name_, kind._value_ = f"UNKNOWN_{code}", code
+    return kind
+
+
+# PyAV 18 lacks names for kinds of FFmpeg 8 (MV-HEVC's views, EXIF), and gives none of a frame's side data that has one.
+Type._missing_ = classmethod(_name_unknown_kind)  # type: ignore[method-assign, assignment]
+
+
 class Display:
     """Decodes one stream into the pictures that a player shows: uint8 [H, W, 3], sRGB, upright, on white."""
 

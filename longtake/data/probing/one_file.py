@@ -29,6 +29,7 @@ from longtake.data.probing.mp4 import FrameTimes, is_even, is_uneven, length_of,
 
 _ROUNDED_SECONDS = 1e-3  # containers round time stamps to milliseconds
 _EXIF_ORIENTATION = 0x0112
+_ON_ITS_SIDE = (5, 6, 7, 8)  # orientations that are a quarter turn; readers ignore numbers beyond these
 _PNG_TEXTS = (b"eXIf", b"zTXt", b"tEXt", b"iTXt")
 
 
@@ -136,7 +137,11 @@ def _pace(stream: Stream, seen: _Scanned) -> tuple[float, float]:
     tick, times = stream.time_base, seen.times
     said, length = stream.average_rate, stream.duration * tick if stream.duration and tick else None
     if _is_gif(stream) and length:  # delays of 4, 4 and 5/100 s are said to be 25 a second
-        return round(float(times.count / length), 3), float(length)
+        rate = times.count / length
+        steps, span = times.count - 1, (times.last - times.first) * tick
+        if steps > 0 and length - span > 2 * span / steps > 0:  # the last picture is held before the first comes again
+            rate = steps / span
+        return round(float(rate), 3), float(length)
     if seen.by_header or not tick:
         rate = said or stream.guessed_rate or Fraction(0)
         fps = round(float(rate), 3) if rate else math.nan
@@ -156,7 +161,7 @@ def _probe_image(path: str, decode_check: bool) -> ClipInfo:
             width, height = image.size
             if decode_check:
                 image.load()
-            on_its_side = _may_have_exif(image, path) and image.getexif().get(_EXIF_ORIENTATION, 1) >= 5
+            on_its_side = _may_have_exif(image, path) and image.getexif().get(_EXIF_ORIENTATION) in _ON_ITS_SIDE
             if on_its_side and image.format != "TIFF":  # of which Pillow tells the upright size
                 height, width = width, height
             return ClipInfo(1, height, width, math.nan, math.nan, (image.format or "").lower())

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from longtake.data.clips.caption_files import CAPTION_SUFFIX, name_key
 from longtake.data.clips.formats import CLIP_SUFFIXES, IMAGE_SUFFIXES, VIDEO_SUFFIXES, suffix_of
@@ -40,12 +41,21 @@ class Walk:
         return files + [f"folder {path} is not used: {reason}" for path, reason in self.unread]
 
 
+class _File(NamedTuple):
+    """A clip on the way, in the order in which one of several names is preferred."""
+
+    is_link: bool  # reached by a symbolic link
+    path: str
+    target: str  # its real path
+    inode: int | None  # None for a symbolic link
+
+
 def walk(folder: Path) -> Walk:
     """Walks a folder. Links are followed last, so that a file is known by its real name; names that begin with a dot
     are left out."""
     result, start = Walk(), os.path.realpath(folder)
     pending, linked = [(str(folder), "", False)], []
-    files: list[tuple[bool, str, str]] = []  # (reached by a link, path, real path)
+    files: list[_File] = []
     visited: set[str] = set()
     while pending or linked:
         linked.sort()
@@ -73,23 +83,26 @@ def walk(folder: Path) -> Walk:
                 result.unused[suffix, reason].append(_printable(path))
             elif suffix in CLIP_SUFFIXES:
                 target = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(real, entry.name)
-                files.append((target != os.path.join(start, path), path, target))
+                is_link = target != os.path.join(start, path)
+                files.append(_File(is_link, path, target, None if entry.is_symlink() else entry.inode()))
             elif suffix == CAPTION_SUFFIX or suffix in _SIDECARS:
                 result.texts.append(path)
     _add_clips(result, files)
     return result
 
 
-def _add_clips(result: Walk, files: Sequence[tuple[bool, str, str]]) -> None:
+def _add_clips(result: Walk, files: Sequence[_File]) -> None:
     """Takes each real file once, by its real path where it has one in the folder, and leaves out previews of videos."""
     seen: set[str] = set()
+    by_inode: dict[int, str] = {}  # hard links share it; so may files of other file systems
     clips = []
-    for _, path, target in sorted(files):
-        if target in seen:
-            result.unused[suffix_of(path), "links to other clips of the folder"].append(path)
+    for file in sorted(files):
+        twin = by_inode.setdefault(file.inode, file.target) if file.inode else file.target
+        if file.target in seen or (twin != file.target and _is_same_file(twin, file.target)):
+            result.unused[suffix_of(file.path), "links to other clips of the folder"].append(file.path)
         else:
-            seen.add(target)
-            clips.append(path)
+            seen.add(file.target)
+            clips.append(file.path)
     videos = {_stem_key(path) for path in clips if suffix_of(path) in VIDEO_SUFFIXES}
     captions = {name_key(path) for path in result.texts}
     for path in clips:
@@ -126,6 +139,13 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError:  # a link to where nobody may look
+        return False
+
+
+def _is_same_file(first: str, second: str) -> bool:
+    try:
+        return os.path.samefile(first, second)
+    except OSError:
         return False
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -164,6 +165,8 @@ def _rows_of_lines(source: Path) -> Iterator[tuple[int, Row]]:
         for number, line in enumerate(file, start=1):
             if number == 1 and (encoding := encoding_by_mark(line[:4])):
                 raise UserError(f"{source}: line 1: the file is in {encoding}, expected UTF-8; save it as UTF-8")
+            if number == 1 and b"\0" in line:
+                raise UserError(f"{source}: line 1: it has NUL bytes, as UTF-16 without its mark; save it as UTF-8")
             if line.strip():
                 try:
                     yield number, _object(_parsed(line))
@@ -186,12 +189,30 @@ def _rows_of_list(source: Path) -> Iterator[tuple[int, Row]]:
 def _parsed(data: bytes) -> Any:
     """Parse a JSON text; bytes that are not UTF-8 become lone surrogates. Raises `ValueError`."""
     try:
-        return json.loads(data.decode(json.detect_encoding(data), "surrogateescape"))
+        text = data.decode(json.detect_encoding(data), "surrogateescape")
+        return json.loads(text, object_pairs_hook=_read_pairs)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
 
 
+class _Ambiguous(dict[str, Any]):
+    """An object that has a key more than once; of its values the last."""
+
+    repeated: str
+
+
+def _read_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) == len(pairs):
+        return values
+    ambiguous = _Ambiguous(values)
+    ambiguous.repeated = Counter(name for name, _ in pairs).most_common(1)[0][0]
+    return ambiguous
+
+
 def _object(row: Any) -> Row:
+    if isinstance(row, _Ambiguous):
+        return f"the key {row.repeated} is there more than once"
     return row if isinstance(row, dict) else f"{_kind(row)}, expected an object"
 
 

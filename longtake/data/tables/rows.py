@@ -231,7 +231,10 @@ def read_numbers(source: Path) -> dict[str, np.ndarray]:
 
 
 def refuse_repeated_names(names: Sequence[str], source: Path) -> None:
-    """Raises `UserError` where columns share a name."""
+    """Raises `UserError` where columns share a name, or several have none."""
+    if names.count("") > 1:
+        numbers = ", ".join(str(number) for number, name in enumerate(names, start=1) if not name)
+        raise UserError(f"{source}: columns {numbers} have no name; delete them, or name them in the first line")
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise UserError(f"{source}: there are several columns {', '.join(repeated)}; names of columns must differ")

@@ -102,7 +102,7 @@ def test_display_matrix_of_mkv_is_applied(degrees: int, mirrored: bool, tmp_path
     assert_shown(path, MATRICES[a, b, c, d](STORED))
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", range(10))
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".tiff", ".avif"])
 def test_exif_orientation_is_applied(orientation: int, suffix: str, tmp_path: Path) -> None:
     exif = Image.Exif()
@@ -110,11 +110,14 @@ def test_exif_orientation_is_applied(orientation: int, suffix: str, tmp_path: Pa
     Image.fromarray(STORED).save(tmp_path / f"a{suffix}", exif=exif)
     matrix = [(1, 0, 0, 1), (-1, 0, 0, 1), (-1, 0, 0, -1), (1, 0, 0, -1)]
     matrix += [(0, 1, 1, 0), (0, 1, -1, 0), (0, -1, -1, 0), (0, -1, 1, 0)]
-    expected = MATRICES[matrix[orientation - 1]](STORED)
+    expected = MATRICES[matrix[orientation - 1]](STORED) if 1 <= orientation <= 8 else STORED
     info = probe_file(tmp_path / f"a{suffix}")
     picture = read_image(tmp_path / f"a{suffix}")[0]
     assert corners(picture) == corners(expected)
     assert picture.shape == expected.shape == (info.height, info.width, 3)
+    if suffix == ".jpg" and 1 <= orientation <= 8:  # cameras write EXIF into the frames of Motion JPEG too
+        (tmp_path / "a.mjpeg").write_bytes((tmp_path / "a.jpg").read_bytes() * 3)
+        assert_shown(tmp_path / "a.mjpeg", expected)
 
 
 @pytest.mark.parametrize("aspect", [Fraction(4, 3), Fraction(1, 2)])

@@ -50,11 +50,12 @@ def test_folder_links_give_every_real_file_once(tmp_path: Path) -> None:
     (folder / "b_link.mp4").symlink_to(folder / "z" / "b.mp4")
     (folder / "d_link.mp4").symlink_to(other / "deep" / "d.mp4")
     (folder / "e_link.mp4").symlink_to(tmp_path / "nowhere.mp4")
+    (folder / "z" / "hard_link.mp4").hardlink_to(folder / "z" / "b.mp4")
     clips = listed(folder)
     assert len({os.path.realpath(folder / path) for path in clips}) == len(clips) == 5
     assert {"z/a.mp4", "z/b.mp4", "more/c.mp4", "e_link.mp4"} < set(clips)
     notes = " ".join(list_clips(folder).notes)
-    assert all(name in notes for name in ("loop", "z/up", "b_link.mp4"))
+    assert all(name in notes for name in ("loop", "z/up", "b_link.mp4", "z/hard_link.mp4"))
 
 
 @pytest.mark.parametrize(

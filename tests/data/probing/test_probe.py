@@ -42,6 +42,9 @@ def test_rate_duration_and_codec_are_read(suffix: str, fps: float, expected: flo
 def test_a_gifs_rate_follows_its_delays(tmp_path: Path) -> None:
     path = encode(tmp_path / "a.gif", "gif", count=60, pix_fmt="rgb8")
     assert probe_file(path).fps == pytest.approx(24, abs=0.1)
+    pictures = [Image.fromarray(frame) for frame in noise_frames(4, 20, 30)]
+    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=[40, 40, 40, 3000])
+    assert probe_file(path).fps == 25  # the pause at the end is not part of the motion
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])

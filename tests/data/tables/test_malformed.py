@@ -151,6 +151,21 @@ def test_csv_of_another_dialect_is_rejected_with_line_and_cause(tmp_path: Path, 
         open_rows(source)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16", "utf-32"])
+def test_jsonl_of_another_encoding_is_rejected_with_line(tmp_path: Path, encoding: str) -> None:
+    source = tmp_path / "clips.jsonl"
+    source.write_bytes('{"path": "a.mp4"}\n{"path": "b.mp4"}\n'.encode(encoding))
+    with pytest.raises(UserError, match=r"clips\.jsonl: line 1.*UTF-(16|32)"):
+        open_rows(source)
+
+
+def test_csv_columns_without_names_are_rejected_with_their_numbers(tmp_path: Path) -> None:
+    source = tmp_path / "clips.csv"
+    source.write_text("path,text,,\na.mp4,x,,\n")
+    with pytest.raises(UserError, match=r"clips\.csv: columns 3, 4 have no name"):
+        open_rows(source)
+
+
 def test_csv_readers_agree_on_every_sound_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader of faulty files gives what DuckDB gives for a sound one."""
     source = tmp_path / "a[1]*?.csv"
@@ -224,7 +239,19 @@ def test_json_value_that_is_not_one_text_is_empty_or_costs_its_row(tmp_path: Pat
     assert table.count_empty([column]) >= 4
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", "7", "null", '{"path": "x.mp4"', '{"path": "x.mp4"} {}', "\x00"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[1]",
+        "7",
+        "null",
+        '{"path": "x.mp4"',
+        '{"path": "x.mp4"} {}',
+        "\x00",
+        '{"path": "b.mp4", "text": "a", "text": "b"}',
+    ],
+)
 def test_jsonl_line_that_is_not_an_object_costs_its_row(tmp_path: Path, line: str) -> None:
     row = {"path": "a.mp4", "text": "cat", "num_frames": 9, "height": 32, "width": 48, "fps": 8}
     source = tmp_path / "clips.jsonl"
