@@ -35,6 +35,16 @@ def test_a_reference_page_is_what_its_tool_writes(tool: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+def test_a_page_begins_with_its_use_and_a_command(page: Path) -> None:
+    """A sentence, then a block with a full command, before the first heading of a section."""
+    _, _, body = page.read_text(encoding="utf-8").partition("\n\n")
+    opening, _, _ = body.partition("\n## ")
+    sentence, _, block = opening.partition("```\n")
+    assert re.match(r"[A-Z][^.:]+[.:]", sentence), "a sentence first"
+    assert re.search(r"^([A-Z_]+=\S+ )*(longtake|torchrun|make|pip|python3?) ", block, re.MULTILINE)
+
+
 def test_the_tests_that_developers_are_pointed_to_are_there() -> None:
     pages = [path.read_text(encoding="utf-8") for path in (*ROOT.glob("docs/*.md"), ROOT / "Makefile")]
     named = {name.removeprefix("tests/") for page in pages for name in re.findall(r"[\w/]*\btest_\w+\.py", page)}

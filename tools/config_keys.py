@@ -23,6 +23,12 @@ from longtake.train import RunConfig
 PAGE = Path(__file__).parent.parent / "docs" / "config_keys.md"
 HEAD = """# Every key
 
+Look up a key of a run file or flag: its type, default and meaning.
+
+```
+longtake config show custom --lr 1e-3
+```
+
 Written by `python tools/config_keys.py` from the schemas; how files and flags work is in [config.md](config.md).
 `longtake config show RUN` prints the values of a run and where each comes from.
 """

@@ -266,7 +266,7 @@ def _trained(lines: Sequence[Mapping[str, Any]]) -> Iterator[pages.Html]:
     more = f" and {len(passes) - _MOST_PASSES:,} passes more" if len(passes) > _MOST_PASSES else ""
     head, most = ("bucket", "samples", "steps with it"), max(1, *samples.values())
     rows = [(name, pages.meter(n / most, f"{n:,}"), f"{steps[name]:,}") for name, n in samples.most_common()]
-    yield pages.html("<h3>Trained on <span>in all launches: {}</span></h3>", shown + more)
+    yield pages.html("<h3>Trained on <span>{}</span></h3>", shown + more)
     yield pages.table(head, rows[:_MOST_BUCKETS])
     if rest := rows[_MOST_BUCKETS:]:
         yield pages.folded(f"{len(rest)} smaller buckets", pages.table(head, rest))
@@ -275,7 +275,7 @@ def _trained(lines: Sequence[Mapping[str, Any]]) -> Iterator[pages.Html]:
 def _time(seconds: Seconds) -> pages.Html:
     parts = [(spent, f"{name} {pages.duration(spent)}") for spent, name in zip(astuple(seconds), _PARTS, strict=True)]
     total, share = pages.duration(sum(astuple(seconds))), pages.percent(seconds.goodput)
-    said = pages.html("<p>Trained for {} in all launches; {} of the time was spent training.</p>", total, share)
+    said = pages.html("<p>Trained for {}, all launches together; {} of the time was spent training.</p>", total, share)
     return pages.joined([said, pages.breakdown(parts)])
 
 

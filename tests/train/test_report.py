@@ -86,7 +86,7 @@ def test_a_report_tells_what_was_trained_on_and_what_was_lost(tmp_path: Path) ->
     assert "10 unused: too <short> (rows 1, 2, ...)" in data
     assert {"a <bad> clip.mp4", "the file is empty"} <= set(data)
     assert found.bars[3] == [("30 used", 75.0), ("10 unused: too <short> (rows 1, 2, ...)", 25.0)]
-    assert "in all launches: 232 in pass 0, 4 in pass 1" in data, "not those of the last launch alone"
+    assert "232 in pass 0, 4 in pass 1" in data, "not those of the last launch alone"
     at = data.index("steps with it") + 1
     assert data[at : at + 9] == [
         *("32px/8f/1:1", "117", "30"),
