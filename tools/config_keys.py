@@ -1,4 +1,4 @@
-"""Writes docs/config_keys.md, the reference of every key, from the schemas themselves.
+"""Write docs/config_keys.md, the reference of every key, from the schemas themselves.
 
 python tools/config_keys.py            write the page
 python tools/config_keys.py --check    exit 1 if the page is not what would be written
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import types
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -34,77 +35,96 @@ Written by `python tools/config_keys.py` from the schemas; how files and flags w
 """
 
 
+@dataclass
+class Table:
+    """The keys of one section, or of one `type` of it: (dotted key, type, default, description) rows."""
+
+    heading: str
+    rows: list[tuple[str, str, str, str]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        rows = [f"| `{key}` | {kind} | {default} | {text} |" for key, kind, default, text in self.rows]
+        return "\n".join([f"### {self.heading}\n", "| key | type | default | |", "|---|---|---|---|", *rows, ""])
+
+
 def page() -> str:
     """The whole page as Markdown."""
-    parts = [HEAD, "## `longtake train`\n", table(RunConfig)]
-    parts += ["## `longtake generate`\n", "The model's keys as above, and:\n", table(GenerateConfig, known=RunConfig)]
+    parts = [HEAD, "## `longtake train`\n", *map(str, filled(tables(RunConfig, "Keys of the run")))]
+    of_generation = filled(tables(GenerateConfig, "Keys of generation", known=RunConfig))
+    parts += ["## `longtake generate`\n", "The model's and encoders' keys as above, and:\n", *map(str, of_generation)]
     return "\n".join(parts)
 
 
-def table(schema: type[Section], known: type[Section] | None = None) -> str:
-    """The keys of a schema, sections taken apart; those of `known` left out."""
-    rows = ["| key | type | default | |", "|---|---|---|---|"]
-    rows += [
-        f"| `{key}` | {kind} | {default} | {text} |"
-        for key, kind, default, text in keys(schema)
-        if known is None or key.split(".")[0] not in known.model_fields
-    ]
-    return "\n".join(rows) + "\n"
+def filled(found: list[Table]) -> list[Table]:
+    return [table for table in found if table.rows]
 
 
-def keys(schema: type[Section], prefix: str = "") -> list[tuple[str, str, str, str]]:
-    """(dotted key, type, default, description) of every key."""
-    found = []
-    for name, field in schema.model_fields.items():
-        sections = forms(field.annotation)
+def tables(schema: type[Section], heading: str, prefix: str = "", known: type[Section] | None = None) -> list[Table]:
+    """A table of the schema's own keys, then one per section in it and per `type` of a section; those of `known` left
+    out."""
+    own = Table(heading)
+    inner: list[Table] = []
+    for name, info in schema.model_fields.items():
+        if known is not None and name in known.model_fields:
+            continue
+        key = prefix + name
+        sections = forms(info.annotation)
         if not all(map(is_section, sections)):
             sections = ()
-        if len(sections) == 1 and prefix and name in RunConfig.model_fields:  # that of the run where nothing is said
-            found.append((prefix + name, f"keys of `{name}`", "the run's", described(name, field)))
+        same = twin(sections, name, prefix)
+        if same is not None:
+            default = "the run's" if prefix else f"type `{default_type(info)!r}`"
+            text = info.description or f"as `{same}`"
+            own.rows.append((key, f"keys of `{same}`", default, text))
         elif len(sections) == 1:
-            found += keys(sections[0], f"{prefix}{name}.")
+            inner += tables(sections[0], f"`{key}`", f"{key}.")
         elif sections:
-            found += keys_of_union(sections, field, f"{prefix}{name}.")
+            inner += tables_of_union(sections, info, key)
         else:
-            found.append((prefix + name, shown_type(field.annotation), shown_default(field), described(name, field)))
-            inner = [form for part in get_args(field.annotation) for form in forms(part) if is_section(form)]
-            for section in inner if len(inner) == 1 else ():  # that or None
-                found += keys(section, f"{prefix}{name}.")
-    return found
+            own.rows.append((key, shown_type(info.annotation), shown_default(info), described(name, info)))
+            nested = [form for part in get_args(info.annotation) for form in forms(part) if is_section(form)]
+            for section in nested if len(nested) == 1 else ():  # that or None
+                inner += tables(section, f"`{key}`", f"{key}.")
+    return [own, *inner]
 
 
-def keys_of_union(
-    sections: tuple[type[Section], ...], field: FieldInfo, prefix: str
-) -> list[tuple[str, str, str, str]]:
-    """The keys of sections that are told apart by `type`: this one once, the others with the type they belong to."""
+def twin(sections: tuple[type[Section], ...], name: str, prefix: str) -> str | None:
+    """The run's own section that an inner one of the same name stands for, or one of the same types."""
+    if len(sections) == 1 and prefix and name in RunConfig.model_fields:
+        return name
+    alike = [other for other, info in RunConfig.model_fields.items() if forms(info.annotation) == sections]
+    return alike[0] if len(sections) > 1 and name not in RunConfig.model_fields and alike else None
+
+
+def tables_of_union(sections: tuple[type[Section], ...], info: FieldInfo, key: str) -> list[Table]:
+    """The key `type`, then a table per type."""
     kinds = [section.model_fields["type"] for section in sections]
-    shown, text = (
-        ", ".join(f"`{kind.default!r}`" for kind in kinds),
-        "; ".join(described("type", kind) for kind in kinds),
-    )
-    # of sections that follow from the model's family: that of the default one
-    usual = field.get_default(call_default_factory=True, validated_data={"model": default_model()})
-    found = [(f"{prefix}type", shown, f"`{usual.type!r}`", text)]
+    shown = ", ".join(f"`{kind.default!r}`" for kind in kinds)
+    text = "; ".join(described("type", kind) for kind in kinds)
+    found = [Table(f"`{key}`", [(f"{key}.type", shown, f"`{default_type(info)!r}`", text)])]
     for kind, section in zip(kinds, sections, strict=True):
-        found += [
-            (key, shown, default, f"`{kind.default}`: {text}")
-            for key, shown, default, text in keys(section, prefix)
-            if key != f"{prefix}type"
-        ]
+        of_type = tables(section, f"`{key}`, type `{kind.default}`", f"{key}.")
+        of_type[0].rows = [row for row in of_type[0].rows if row[0] != f"{key}.type"]
+        found += of_type
     return found
 
 
-def described(name: str, field: FieldInfo) -> str:
+def default_type(info: FieldInfo) -> str:
+    """The `type` that a section has by default; where it follows from the model's family, that of the default one."""
+    return info.get_default(call_default_factory=True, validated_data={"model": default_model()}).type
+
+
+def described(name: str, info: FieldInfo) -> str:
     """The field's description; every key has one."""
-    if not field.description:
+    if not info.description:
         raise SystemExit(f"tools/config_keys.py: key {name} has no description; give its Field one")
-    return field.description.replace("|", "\\|")
+    return info.description.replace("|", "\\|")
 
 
-def shown_default(field: FieldInfo) -> str:
-    if field.default_factory_takes_validated_data:
+def shown_default(info: FieldInfo) -> str:
+    if info.default_factory_takes_validated_data:
         return "the family's"
-    return "required" if field.is_required() else f"`{field.get_default(call_default_factory=True)!r}`"
+    return "required" if info.is_required() else f"`{info.get_default(call_default_factory=True)!r}`"
 
 
 def shown_type(kind: Any) -> str:
