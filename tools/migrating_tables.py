@@ -41,6 +41,7 @@ TABLES: Mapping[str, tuple[KeyRow, ...]] = {
     "opensora_v1_2 inference": opensora_v1_2.INFERENCE,
     "opensora_v1_2 search": opensora_v1_2.SEARCH,
 }
+KEY = re.compile(r"(?<![\w/.])(?:--[a-z][\w-]*|[a-z]\w*(?:\.[a-z]\w*)+|[a-z0-9]+_\w+)")  # `--a-b`, `a.b`, `a_b`
 SPAN = re.compile(r"<!-- keys: (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -64,7 +65,13 @@ def table(rows: Iterable[KeyRow]) -> str:
 
 
 def name(row: KeyRow) -> str:
-    """The key as one writes it; flags alone have dashes."""
+    """The key as one writes it, with its default there in brackets; flags alone have dashes."""
+    if row.default is UNSET or row.default is None or row.default is False:
+        return flag_or_key(row)
+    return f"{flag_or_key(row)} ({code(row.default)})"
+
+
+def flag_or_key(row: KeyRow) -> str:
     return f"`--{row.key}`" if any(row is flag for flag in FLAGS) else f"`{row.key}`"
 
 
@@ -73,9 +80,9 @@ def cell(row: KeyRow) -> str:
     if row.docs:
         return row.docs
     if row.only:
-        return only(row)
+        return marked(only(row))
     if not row.ours:
-        return row.note if row.note.startswith("not needed") else f"not needed: {row.note}"
+        return marked(row.note if row.note.startswith("not needed") else f"not needed: {row.note}")
     if row.on is not UNSET:
         return f"`{row.ours} = {shown(row.on)}`"
     if row.ours == row.key:
@@ -96,6 +103,13 @@ def only(row: KeyRow) -> str:
     note = f": {row.note}" if row.note else ""
     reason = f": {row.reason}" if row.reason else ""
     return f"{', '.join(map(code, values))}{note}; others are refused{reason}"
+
+
+def marked(text: str) -> str:
+    """The text with its keys and flags as code."""
+    parts = text.split("`")
+    parts[::2] = [KEY.sub(r"`\g<0>`", part) for part in parts[::2]]
+    return "`".join(parts)
 
 
 def code(value: Any) -> str:

@@ -69,16 +69,18 @@ def lay_defaults(work: Translation, rows: Iterable[KeyRow]) -> None:
 def apply_rows(work: Translation, rows: Iterable[KeyRow]) -> None:
     """Translate the keys of a table, in its order."""
     for row in rows:
-        if (node := work.get(row.key)) is None:
+        node = work.get(row.key)
+        if node is None:
             continue
-        if row.least is not None and plain(node) < row.least:
+        value = plain(node)
+        if _is_in(value, row.ignored):
+            if row.is_translated:
+                work.take(row.key)
+            continue
+        if row.least is not None and isinstance(value, (int, float)) and value < row.least:
             work.refuse(row.key, node, f"must be {row.least} or more")
-        if not row.is_translated:
-            continue
-        if row.ours == row.key and not _is_in(plain(node), row.ignored):
-            continue  # the same key and value
-        work.take(row.key)
-        if not _is_in(plain(node), row.ignored):
+        if row.is_translated and row.ours != row.key:
+            work.take(row.key)
             _translate(work, row, node)
 
 

@@ -1,11 +1,10 @@
-"""A tree of keys on its way from another system's words to Longtake's."""
+"""A tree of another system's keys, which becomes one of Longtake's."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from longtake.config import Fault, Heights
@@ -17,7 +16,7 @@ Say = Callable[[str], None]
 
 
 class SayOnce:
-    """Says each line once, by default on stderr of the first process."""
+    """Print each line once, by default on stderr of the first process."""
 
     def __init__(self, say: Say | None = None) -> None:
         self._say, self._said = say or _on_stderr, set[str]()
@@ -33,44 +32,38 @@ def _on_stderr(line: str) -> None:
         print(line, file=sys.stderr)
 
 
-@dataclass(frozen=True)
-class Fixed:
-    """A word that can have some values only, and moves nothing."""
-
-    values: tuple[Any, ...]  # that mean what Longtake does anyway
-    stands: str = ""  # what stands in its place; empty: nothing needs to be said
-    otherwise: str = ""  # what to do where another value is wanted
-
-
 def _pass_over(_: object) -> None:
     pass
 
 
 def value_of(node: Node | None) -> Any:
-    """Its plain value; None where nothing stands there."""
+    """Plain value of a node; None without one."""
     return None if node is None else plain(node)
 
 
 class Translation:
-    """Takes words out of a tree and puts others in. Whichever words it is written in, what was written higher up
-    counts; two values of one height that differ are a fault."""
+    """Take keys out of a tree and put others in.
+
+    A flag outranks a file, and a file its base, in either system's keys. Two values of one layer that differ, one in
+    each system's keys, are a fault.
+    """
 
     def __init__(
         self, tree: Branch, heights: Heights, report: Report, say: Say, flags: Iterable[str] = frozenset()
     ) -> None:
-        """flags: names on the command line. Without them the file is looked at too, to see what kind of run it is:
-        nothing is said or refused then."""
+        """flags: names on the command line. The file is also read without them, to see the kind of run; nothing is
+        logged or refused then."""
         self.tree, self.heights, self.report, self.say = tree, heights, report, say
         self.is_whole = all(map(self.is_flag, flags))
         if not self.is_whole:
             self.report, self.say = _pass_over, _pass_over
         self.laid: set[str] = set()  # names that nobody wrote: defaults, presets
-        self.in_file = False  # whether a file, not flags alone, has words of the other system
+        self.in_file = False  # True where a file, not flags alone, has keys of the other system
         self.typed_names: dict[str, str] = {}  # Longtake's key -> the other system's name that the user typed for it
         self._names_by_origin: dict[Origin, str] = {}
 
     def get(self, name: str) -> Node | None:
-        """What stands at a dotted name."""
+        """The node at a dotted name."""
         node: Node = self.tree
         for part in name.split("."):
             if not isinstance(node, Branch) or (key := matching_key(node.items, part)) not in node.items:
@@ -82,7 +75,7 @@ class Translation:
         return value_of(self.get(name))
 
     def take(self, name: str) -> Node | None:
-        """Removes what stands at a dotted name and returns it. A section that is left empty by this goes too."""
+        """Remove the node at a dotted name and return it, and sections that are empty without it."""
         node = self.get(name)
         if node is not None:
             self.in_file |= not self.heights.is_flag(node.origin)
@@ -92,14 +85,17 @@ class Translation:
             self.tree = cut if cut is not None else Branch({}, self.tree.origin)
         return node
 
-    def put(self, name: str, value: Any, like: Node, said_as: str = "") -> None:
-        """Writes plain data at a dotted name as if it stood where `like` does, unless something higher is there; None
-        only over something. `said_as`: the word that the user wrote."""
+    def put(self, name: str, value: Any, like: Node, typed_as: str = "") -> None:
+        """Write plain data at a dotted name, in the layer of `like`, unless a higher layer has the name.
+
+        None is only written over a value. typed_as: the key that the user wrote; with it, another value of the same
+        layer is a fault.
+        """
         if isinstance(value, Mapping):
             for key, item in value.items():
-                self.put(f"{name}.{key}", item, like, said_as)
+                self.put(f"{name}.{key}", item, like, typed_as)
             return
-        typed = said_as or self._names_by_origin.get(like.origin, "")
+        typed = typed_as or self._names_by_origin.get(like.origin, "")
         if typed and typed != name:
             self.typed_names[name] = f"--{typed}" if like.origin.is_flag and not typed.startswith("--") else typed
         there = self.get(name)
@@ -109,9 +105,9 @@ class Translation:
             here, other = self.heights(like.origin), self.heights(there.origin)
             if other > here:
                 return
-            if other == here and plain(there) != value and said_as and name not in self.laid:
+            if other == here and plain(there) != value and typed_as and name not in self.laid:
                 rule = f"says another thing than {name} = {shown(there.value)} ({there.origin})"
-                self.report(Fault(str(like.origin), shown(plain(like)), rule, "keep one of the two", said_as))
+                self.report(Fault(str(like.origin), shown(plain(like)), rule, "keep one of the two", typed_as))
                 return
         self.laid.discard(name)
         self.tree = _with(self.tree, name.split("."), grow(value, like.origin))
@@ -126,23 +122,23 @@ class Translation:
             self.laid.add(name)
 
     def note(self, name: str, node: Node, text: str) -> None:
-        """Says what stands in the place of a word."""
+        """Print what Longtake does instead of a key."""
         self.say(f"{name} = {shown(plain(node))} ({node.origin}): {text}")
 
     def refuse(self, name: str, node: Node, rule: str, fix: str = "") -> None:
         self.report(Fault(str(node.origin), shown(plain(node)), rule, fix, name))
 
     def report_at(self, place: str, name: str, value: Any, rule: str, fix: str = "") -> None:
-        """Refuses a word that stands in no part of the tree."""
+        """Report a key that is not in the tree."""
         self.report(Fault(place, shown(value), rule, fix, name))
 
     def number(self, name: str, default: float) -> float:
-        """The number at a dotted name; the default where none stands there, which its own place will refuse."""
+        """The number at a dotted name; the default for other values, which the schema refuses."""
         value = self.value(name)
         return value if isinstance(value, (int, float)) and not isinstance(value, bool) else default
 
     def is_flag(self, name: str) -> bool:
-        """Whether a word stands on the command line."""
+        """True where a key is on the command line."""
         node = self.get(name)
         return node is not None and self.heights.is_flag(node.origin)
 
@@ -154,72 +150,23 @@ class Translation:
         """The node at a dotted name, else the lowest place."""
         return self.get(name) or self.tree
 
-    def move(self, names: Mapping[str, str], wins: bool = False) -> None:
-        """Words that have another name here: old name -> new name. `wins`: in a file they count before the new name."""
-        for old, new in names.items():
-            if (node := self.take(old)) is not None:
-                silent = wins and not self.heights.is_flag(node.origin)
-                self.put(new, plain(node), node, "" if silent else old)
-
-    def switch(self, words: Mapping[str, tuple[str, Any]]) -> None:
-        """Words that turn something on: name -> key and its value here. One that is off says nothing."""
-        for name, (key, value) in words.items():
-            if (node := self.take(name)) is not None and plain(node):
-                self.put(key, value, node)
-
-    def leave(self, words: Mapping[str, str]) -> None:
-        """Words that are not needed here: name -> what stands in their place."""
-        for name, text in words.items():
-            if (node := self.take(name)) is not None and plain(node) is not None:
-                self.note(name, node, text)
-
-    def fix(self, words: Mapping[str, Fixed]) -> None:
-        """Words that can have some values only."""
-        for name, fixed in words.items():
-            if (node := self.take(name)) is None:
-                continue
-            value = plain(node)
-            if any(value == allowed and type(value) is type(allowed) for allowed in fixed.values):
-                if fixed.stands:
-                    self.note(name, node, fixed.stands)
-            else:
-                allowed = " or ".join(shown(option) for option in fixed.values)
-                self.refuse(name, node, f"must be {allowed} here", fixed.otherwise)
-
-    def drop_none(self, names: Iterable[str]) -> None:
-        """Keys whose None means the default."""
-        for name in names:
-            node = self.get(name)
-            if isinstance(node, Leaf) and node.value is None:
-                self.take(name)
-
-    def refuse_rest(self, section: str, known: Iterable[str]) -> None:
-        """Reports every key that is left in a section which Longtake does not have."""
-        if (node := self.take(section)) is None or plain(node) is None:
-            return
-        if isinstance(node, Leaf):
-            self.refuse(section, node, "must be a dict", "write dict(key=value)")
-            return
-        for key, item in node.items.items():
-            self.refuse(f"{section}.{key}", item, "is no word of it", f"there are {', '.join(known)}")
-
 
 def recompute_fully(work: Translation, like: Node) -> None:
-    """Recomputed blocks save their inputs alone, as in the other systems: batch sizes were chosen for that memory.
-    A run that sets its own level is left as it is."""
+    """Save the inputs of recomputed blocks alone, as the other systems do: batch sizes were chosen for that memory.
+    A run that sets its own level keeps it."""
     key = "model.recompute"
     if work.value("model.grad_ckpt_settings") and work.get(key) is None:
         work.put(key, "full", like)
 
 
 def recompute_nothing(work: Translation, like: Node) -> None:
-    """No block is recomputed, whatever a preset below says."""
+    """Recompute no block, also where a preset beneath does."""
     work.put("model.grad_ckpt_settings", None, like, "")
     work.put("model.recompute", "none", like, "")
 
 
 def _without(branch: Branch, parts: list[str]) -> Branch | None:
-    """The branch without what stands at the end of `parts`; None where nothing is left."""
+    """The branch without the node at the end of `parts`; None where nothing is left."""
     key = matching_key(branch.items, parts[0])
     items = dict(branch.items)
     node = items[key]

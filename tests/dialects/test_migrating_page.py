@@ -63,6 +63,8 @@ def test_table_cell_names_the_answer_to_its_key() -> None:
     row = KeyRow("a", ours="b.c", values={"x": "y"})
     assert migrating_tables.cell(row) == "`b.c`: `x` is `y`; others are refused"
     assert migrating_tables.cell(KeyRow("a", only=(False, None), reason="why")) == "refused unless False: why"
-    assert migrating_tables.cell(KeyRow("a", note="why")) == "not needed: why"
+    assert migrating_tables.cell(KeyRow("a", note="grad_clip, --b_c")) == "not needed: `grad_clip`, `--b_c`"
+    assert migrating_tables.name(KeyRow("a", default=0.5)) == "`a` (`0.5`)"
+    assert migrating_tables.name(KeyRow("a", default=False)) == "`a`"
     with pytest.raises(ValueError, match="opensora_v2 training"):
         migrating_tables.page("<!-- keys: other -->\n<!-- end -->")

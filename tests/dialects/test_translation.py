@@ -6,12 +6,26 @@ from typing import Any
 import pytest
 
 from longtake.config import ConfigError, Heights, load_config
-from longtake.config.tree import Branch, plain
-from longtake.dialects.translation import Fixed, Report, Translation
+from longtake.config.tree import Branch
+from longtake.dialects.table import UNSET, KeyRow, apply_rows, lay_defaults
+from longtake.dialects.translation import Report, Translation
+
+ROWS = (
+    KeyRow("x", ours="a.b"),
+    KeyRow("y", ours="a.b", convert=lambda value: value * 2),
+    KeyRow("z", only=(1,), note="only one", reason="leave it out"),
+    KeyRow("w.v", note="w.v is not needed"),
+    KeyRow("s", ours="switched", on=7),
+    KeyRow("k", ours="kind", values={"there": "here", "nothing": UNSET}),
+    KeyRow("n", ours="count", least=2, ignored=(None,)),
+    KeyRow("f", ours="c", beats_ours=True),
+    KeyRow("d", ours="e", default=5, note="given"),
+    KeyRow("read_by_code", docs="code converts it"),
+)
 
 
 class Renamed:
-    """A dialect that calls `a.b` `x`, takes `y` for `a.b` doubled, and knows `z` with the value 1 only."""
+    """A dialect with one row of each kind."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -21,11 +35,9 @@ class Renamed:
 
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
         work = Translation(tree, heights, report, self.said.append)
-        work.move({"x": "a.b"})
-        if (node := work.take("y")) is not None:
-            work.put("a.b", plain(node) * 2, node, "y")
-        work.fix({"z": Fixed((1,), "one is what there is", "leave it out")})
-        work.leave({"w.v": "w.v is not needed"})
+        if work.get("defaults") is not None:
+            lay_defaults(work, ROWS)
+        apply_rows(work, ROWS)
         return work.tree
 
 
@@ -65,7 +77,7 @@ def test_what_is_not_needed_goes_with_a_word_and_an_empty_section_with_it(tmp_pa
     dialect = Renamed()
     assert speak(tmp_path, dialect, run="z = 1\nw = dict(v=2)\nc = 0") == {"c": 0}
     assert [line.split(" (")[0] for line in dialect.said] == ["z = 1", "w.v = 2"]
-    assert [line.split("): ")[1] for line in dialect.said] == ["one is what there is", "w.v is not needed"]
+    assert [line.split("): ")[1] for line in dialect.said] == ["only one", "w.v is not needed"]
 
 
 def test_a_base_that_is_not_there_may_be_elsewhere(tmp_path: Path) -> None:
@@ -83,3 +95,41 @@ def test_true_is_not_one(tmp_path: Path) -> None:
 def test_a_base_that_two_files_share_stands_below_both(tmp_path: Path) -> None:
     files = {"root": "x = 1", "left": "_base_ = 'root.py'\na = dict(b=2)", "run": "_base_ = ['left.py']\nx = 3"}
     assert speak(tmp_path, Renamed(), **files) == {"a": {"b": 3}}
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("s = True", {"switched": 7}),
+        ("s = False\nc = 0", {"c": 0}),
+        ("k = 'there'", {"kind": "here"}),
+        ("k = 'nothing'\nc = 0", {"c": 0}),
+        ("n = 2", {"count": 2}),
+        ("n = None\nc = 0", {"c": 0}),
+        ("f = 1\nc = 2", {"c": 1}),
+        ("read_by_code = 3", {"read_by_code": 3}),
+    ],
+)
+def test_row_of_each_kind_gives_its_value(text: str, tree: dict[str, Any], tmp_path: Path) -> None:
+    assert speak(tmp_path, Renamed(), run=text) == tree
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "rule"),
+    [("k = 'else'", "k", "there, nothing"), ("n = 1", "n", "2 or more"), ("z = 2", "z", "must be 1")],
+)
+def test_value_that_a_row_does_not_have_is_refused(text: str, key: str, rule: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        speak(tmp_path, Renamed(), run=text)
+    (fault,) = refused.value.faults
+    assert fault.key == key
+    assert rule in fault.rule
+
+
+def test_default_is_used_unless_either_system_s_key_is_written(tmp_path: Path) -> None:
+    dialect = Renamed()
+    assert speak(tmp_path, dialect, run="defaults = 1") == {"defaults": 1, "e": 5}
+    assert dialect.said == []  # a default is not announced
+    assert speak(tmp_path, dialect, run="defaults = 1\nd = 6")["e"] == 6
+    assert speak(tmp_path, dialect, run="defaults = 1\ne = 8")["e"] == 8
+    assert [line.split(" (")[0] for line in dialect.said] == ["d = 6"]
