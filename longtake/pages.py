@@ -24,11 +24,15 @@ _MOST_POINTS = 600  # of a curve; more steps are drawn in groups, each from its 
 _MOST_FRAMES, _LONGEST_SIDE = 24, 320  # of a film
 _PIXEL_ART = 128  # a film whose longer side is no more is kept without loss, and enlarged in squares
 _BINS = 40
-STYLE = Path(__file__).with_name("pages.css").read_text("utf-8")
+STYLE = (Path(__file__).with_name("report") / "style.css").read_text("utf-8")
 
 
 class Html(str):
     """Text that is HTML already."""
+
+    def __html__(self) -> str:
+        """The text as it is, for templates."""
+        return self
 
 
 def html(pattern: str, *values: object) -> Html:

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "longtake"
 LEVELS = (  # from the ground up; a package imports from lower levels only
     ("chunks", "contracts", "durable", "lazy", "locks", "presets", "processes", "random", "transfer", "_version"),
     ("pages", "plain_pickle", "small_files", "tensor_files"),
-    ("torch_files",),
+    ("report", "torch_files"),
     ("config", "hub"),
     ("buckets", "models"),
     ("data", "diffusion", "parallel", "track"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from longtake.buckets import bucket_picture
 from longtake.durable import write_whole
-from longtake.pages import Html, bar, duration, html, joined, keys, money, number, page, percent, table, tiles
+from longtake.pages import bar, duration, html, money, number, percent, table
 from longtake.plan.remedies import find_remedies, gib, pace
 from longtake.plan.report import (
     assumed_words,
@@ -24,6 +24,7 @@ from longtake.plan.report import (
     stage_words,
 )
 from longtake.plan.run import EntryPlan, RunPlan
+from longtake.report import render
 
 if TYPE_CHECKING:
     from longtake.plan.probe import Probed
@@ -33,26 +34,25 @@ _MOST_OVER = 2  # a bar that is longer, in what a GPU has, is cut off
 
 
 def write_html(path: Path, plan: RunPlan, name: str, probed: Sequence[Probed] = (), price: float | None = None) -> None:
-    """Writes the plan of the run `name`, whole or not at all; `price`: of a GPU-hour."""
-    clips = html('<p class="note">The clip table could not be read ({}).</p>', plan.no_report or "")
-    if plan.report is not None:
-        clips = bucket_picture(plan.report.to_json())
-    parts = [
-        html("<p>{}<br>{}</p>", head_words(plan), layout_words(plan)),
-        tiles(_figures(plan, price)),
-        html("<p>The run: {}.</p>", stage_words(plan, price)),
-        *_changes(plan),
-        html("<h2>Memory and time</h2>{}", _entries(plan)),
-        *(html('<p class="note">{}</p>', words) for words in (level_words(plan),) if words),
-        html("<h2>Clips</h2>{}", clips),
-        html('<h2>Assumptions</h2><p class="note">{}.</p>', assumed_words(plan)),
-    ]
-    if probed:
-        measured = table(probe_head(), [probe_row(one) for one in probed], words=(0, 1))
-        parts[-2:-2] = [html("<h2>Measured</h2>{}", measured)]
-    if plan.target_seconds is not None:
-        parts[-2:-2] = [html("<h2>Batch sizes</h2><pre>{}</pre>", batches_words(plan, probed))]
-    write_whole(path, page(f"Plan of {name}", *parts))
+    """Write the plan of the run `name`, whole or not at all; `price`: of a GPU-hour."""
+    measured = table(probe_head(), [probe_row(row) for row in probed], words=(0, 1)) if probed else None
+    text = render(
+        "plan.html",
+        title=f"Plan of {name}",
+        head=head_words(plan),
+        layout=layout_words(plan),
+        figures=_figures(plan, price),
+        stage=stage_words(plan, price),
+        misfit=_misfit(plan),
+        **_entries(plan),
+        levels=level_words(plan),
+        measured=measured,
+        batches=None if plan.target_seconds is None else batches_words(plan, probed),
+        clips=None if plan.report is None else bucket_picture(plan.report.to_json()),
+        no_clips=(plan.no_report or "") if plan.report is None else None,
+        assumptions=assumed_words(plan),
+    )
+    write_whole(path, text)
 
 
 def _figures(plan: RunPlan, price: float | None) -> Iterator[tuple[str, str]]:
@@ -70,33 +70,32 @@ def _figures(plan: RunPlan, price: float | None) -> Iterator[tuple[str, str]]:
         yield f"cost, {what}, at {money(price)} a GPU-hour", money(hours * price)
 
 
-def _changes(plan: RunPlan) -> list[Html]:
-    """What to do where not all entries fit."""
+def _misfit(plan: RunPlan) -> dict[str, object] | None:
+    """The worst entry that does not fit, and what makes all fit; None where all do."""
     if not plan.misfits:
-        return []
-    worst, remedies = plan.misfits[0], find_remedies(plan)
-    count = f"{len(plan.misfits)} entries do" if len(plan.misfits) > 1 else "1 entry does"
-    said = html(
-        '<p><b class="bad">{} not fit</b> into the {} that a GPU has for the run. The worst, {} at batch {}, needs {}.'
-        " {}</p>",
-        *(count, gib(worst.usable_bytes), worst.name, worst.bucket.batch_size, gib(worst.memory.total)),
-        "Each of these changes makes all fit:" if remedies else "No change of settings on these GPUs makes it fit.",
-    )
-    rows = [
-        (html("<code>{}</code>", one.words), pace(one.slower), "as before" if one.same_steps else "others")
-        for one in remedies
+        return None
+    worst = plan.misfits[0]
+    changes = [
+        {"setting": one.words, "speed": pace(one.slower), "steps": "as before" if one.same_steps else "others"}
+        for one in find_remedies(plan)
     ]
-    head = ("change", "speed", "steps")
-    return [html("<h2>What to change</h2>{}{}", said, table(head, rows, words=(0, 1, 2)) if rows else "")]
+    return {
+        "count": len(plan.misfits),
+        "usable": gib(worst.usable_bytes),
+        "worst": worst.name,
+        "batch": worst.bucket.batch_size,
+        "needs": gib(worst.memory.total),
+        "changes": changes,
+    }
 
 
-def _entries(plan: RunPlan) -> Html:
-    """One table of all entries by resolution, the worst first, with bars of one scale."""
+def _entries(plan: RunPlan) -> dict[str, object]:
+    """The table of all entries by resolution, the worst first, with bars of one scale; and what its notes need."""
     usable = plan.machine.usable_bytes
     needs = [entry.memory.total for entry in plan.entries]
     whole = min(max([1.1 * usable, *needs]), _MOST_OVER * usable)
     degree, encoding = ("GPUs a sample",) if plan.degrees_differ else (), ("encoding",) if plan.encodes else ()
-    head = ("frames", "memory a GPU", "GiB", "batch", "fits", "suggested", "a micro-batch", *encoding, "MFU", *degree)
+    head = ("frames", "memory per GPU", "GiB", "batch", "fits", "suggested", "a micro-batch", *encoding, "MFU", *degree)
     worst: dict[str, int] = {}
     for entry in plan.entries:
         name = entry.bucket.resolution
@@ -111,15 +110,15 @@ def _entries(plan: RunPlan) -> Html:
         sizes = {entry.bucket.shape[1:] for entry in found}
         size = "".join(f", at {height} x {width}" for height, width in sizes) if len(sizes) == 1 else ""
         rows += [(resolution + size,), *(_row(entry, plan, whole) for entry in found)]
-    note = (
-        f"Bars: memory at the worst moment of a step, from 0 to {gib(whole)}; the line is at {gib(usable)}, what a GPU "
-        "has for the run, and what is longer is cut off. Gradients that come later are not in them. Each entry is at "
-        "its aspect ratio of most tokens. fits: the largest batch in memory; suggested: the largest that takes no "
-        "longer than " + ("the entry of most tokens at its own." if plan.target_seconds is None else "the target.")
-    )
     parts = zip(_PARTS, zip(*(entry.memory.parts().values() for entry in plan.entries), strict=True), strict=True)
-    spans = {number: f"{name} {_span(sizes)}" for number, (name, sizes) in enumerate(parts) if max(sizes)}
-    return joined([keys(spans), table((*head, "samples"), rows), html('<p class="note">{}</p>', note)])
+    return {
+        "columns": (*head, "samples"),
+        "entries": rows,
+        "parts": {number: f"{name} {_span(sizes)}" for number, (name, sizes) in enumerate(parts) if max(sizes)},
+        "scale": gib(whole),
+        "usable": gib(usable),
+        "pace": "the entry of most tokens at its own" if plan.target_seconds is None else "the target",
+    }
 
 
 def _span(sizes: Sequence[float]) -> str:
