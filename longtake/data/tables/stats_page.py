@@ -12,7 +12,8 @@ from longtake.data.clips.locations import join_location
 from longtake.data.clips.video import ClipError, decode_frames, is_image, read_image
 from longtake.data.probing.one_file import probe_file
 from longtake.data.tables.stats import TableStats, column_rows, named_columns, table_facts
-from longtake.pages import Html, figure, film, grid, histogram, html, joined, page, pairs, table, thumbnail, tiles
+from longtake.pages import Html, figure, film, histogram, html, thumbnail
+from longtake.report import render
 
 FILM_SECONDS = 2.0  # the most of a clip that is shown, from around its middle
 Film = tuple[np.ndarray, float]  # uint8 [T, H, W, 3], frames a second
@@ -22,24 +23,23 @@ def stats_page(stats: TableStats, open_clip: Callable[[str], Film], buckets: Htm
     """The page. `open_clip(path as written)` gives a piece of a clip or raises `ClipError`; `buckets`: the picture of a
     run's buckets."""
     facts = table_facts(stats)
-    sections = [tiles(fact for fact in facts if fact[0] in ("rows", "videos", "stills", "hours", "seconds"))]
-    if buckets is not None:
-        sections += [html("<h2>Buckets</h2>{}", buckets)]
-    if stats.examples:
-        note = f"At random. Point at one, or tap it, to play up to {FILM_SECONDS:g} s of it."
-        examples = grid(_example(row, path, text, open_clip) for row, path, text in stats.examples)
-        sections += [html('<h2>Clips</h2><p class="note">{}</p>{}', note, examples)]
-    drawn = [
-        histogram(name, column.sample, column.smallest, column.largest)
-        for name, column in named_columns(stats).items()
-        if column.filled
-    ]
-    of = f", of {stats.sampled:,} rows drawn at random" if stats.sampled < stats.rows else ""
-    said = html('<p class="note">Rows by value, from the smallest to the largest of the table{}.</p>', of)
-    sections += [html('<h2>Histograms</h2>{}<div class="charts">{}</div>', said, joined(drawn))] if drawn else []
-    head = ("column", "empty", "min", "median", "mean", "max")
-    sections += [html("<h2>Columns</h2>{}<h2>Table</h2>{}", table(head, column_rows(stats)), pairs(facts))]
-    return page(str(stats.source), *sections)
+    return render(
+        "stats.html",
+        title=str(stats.source),
+        figures=[fact for fact in facts if fact[0] in ("rows", "videos", "stills", "hours", "seconds")],
+        buckets=buckets,
+        examples=[_example(row, path, text, open_clip) for row, path, text in stats.examples],
+        film_seconds=f"{FILM_SECONDS:g}",
+        histograms=[
+            histogram(name, column.sample, column.smallest, column.largest)
+            for name, column in named_columns(stats).items()
+            if column.filled
+        ],
+        sampled=stats.sampled,
+        rows=stats.rows,
+        columns=column_rows(stats),
+        facts=facts,
+    )
 
 
 def film_reader(start: Path | str, cache: FileCache) -> Callable[[str], Film]:
