@@ -13,6 +13,7 @@ from longtake.data import ClipError
 from longtake.durable import write_whole
 from longtake.evaluate.validation import FOLDER as VIDEOS
 from longtake.generate import read_video
+from longtake.report import render
 from longtake.watch.judging import FOLDER, lines_of_both
 from longtake.watch.telling import read_alarms, told
 
@@ -28,25 +29,24 @@ _FIGURES = {
     "variety": "variety of prompts",
     "first_frame": "first frames given, PSNR in dB",
 }
-# Copies are put in both columns at once, so their films begin in the same frame.
-_SCRIPT = """
-const films = [...document.querySelectorAll('[data-step]')];
-const sides = [...document.querySelectorAll('.side')];
-const show = () => sides.forEach(side => side.querySelector('div').replaceChildren(
-  ...films.filter(film => film.dataset.step === side.querySelector('select').value).map(film => film.cloneNode(true))));
-sides.forEach(side => side.querySelector('select').addEventListener('change', show));
-show();
-"""
 
 
 def write_page(run: Path) -> Path:
     """Writes `watch.html` of a run, which needs nothing else; returns its path."""
     lines = lines_of_both(run)
     videos = _videos(run)
-    parts = [*_alarms(run), pages.html("<h2>Curves</h2>{}", _curves(lines))]
-    if videos:
-        parts += [*_side_by_side(list(videos)), *_grid(videos)]
-    write_whole(run / PAGE, pages.page(f"Watching {run.resolve().name}", *parts))
+    kinds = sorted({line["weights"] for line in lines})
+    named = {"ema": "averaged weights", "raw": "raw weights"}
+    text = render(
+        "watch.html",
+        title=f"Watching {run.resolve().name}",
+        alarms=[told(run, alarm) for alarm in read_alarms(run)],
+        weights={place: named[kind] for place, kind in enumerate(kinds)},
+        curves=_curves(lines, kinds),
+        steps=list(videos),
+        prompts=_prompts(videos),
+    )
+    write_whole(run / PAGE, text)
     return run / PAGE
 
 
@@ -63,13 +63,8 @@ def _videos(run: Path) -> dict[int, list[Path]]:
     return {steps[place]: found[steps[place]] for place in places}
 
 
-def _alarms(run: Path) -> list[pages.Html]:
-    rows = [pages.html('<p class="bad">{}</p>', told(run, alarm)) for alarm in read_alarms(run)]
-    return [pages.html("<h2>Alarms</h2>{}", pages.joined(rows))] if rows else []
-
-
-def _curves(lines: Sequence[Mapping[str, Any]]) -> pages.Html:
-    kinds = sorted({line["weights"] for line in lines})
+def _curves(lines: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> list[pages.Html]:
+    """A drawing per figure, with a curve per kind of weights."""
     of_kind = [[line for line in lines if line["weights"] == kind] for kind in kinds]
 
     def drawn(title: str, *keys: str, log: bool = False) -> pages.Html:
@@ -80,16 +75,13 @@ def _curves(lines: Sequence[Mapping[str, Any]]) -> pages.Html:
     levels = sorted({level for line in lines for level in line.get("levels", {})}, key=float)
     buckets = sorted({name for line in lines for name in line.get("buckets", {})})
     further = sorted({name for line in lines for name in line.get("videos", {})} - _FIGURES.keys())
-    charts = [
+    return [
         drawn("held-out loss", "loss", log=True),
         *(drawn(f"at noise level {level}", "levels", level, log=True) for level in levels),
         *(drawn(title, "videos", name) for name, title in _FIGURES.items()),
         *(drawn(name, "videos", name) for name in further),
         *(drawn(f"held-out loss of {name}", "buckets", name, "loss", log=True) for name in buckets if len(buckets) > 1),
     ]
-    named = {"ema": "averaged weights", "raw": "raw weights"}
-    legend = pages.keys({place: named[kind] for place, kind in enumerate(kinds)})
-    return pages.joined([legend, pages.html('<div class="charts">{}</div>', pages.joined(charts))])
 
 
 def _inner(line: Mapping[str, Any], keys: Sequence[str]) -> Any:
@@ -99,32 +91,17 @@ def _inner(line: Mapping[str, Any], keys: Sequence[str]) -> Any:
     return value
 
 
-def _side_by_side(steps: Sequence[int]) -> list[pages.Html]:
-    def side(chosen: int) -> pages.Html:
-        marks = {step: pages.Html(" selected") if step == chosen else "" for step in steps}
-        options = (pages.html('<option value="{}"{}>step {}</option>', step, marks[step], step) for step in steps)
-        return pages.html('<div class="side"><select>{}</select><div></div></div>', pages.joined(options))
-
-    columns = pages.joined([side(steps[0]), side(steps[-1])])
-    style = pages.Html("display:grid;grid-template-columns:1fr 1fr;gap:1rem")
-    return [pages.html('<h2 id="samples">Side by side</h2><div class="plays" style="{}">{}</div>', style, columns)]
-
-
-def _grid(videos: Mapping[int, Sequence[Path]]) -> list[pages.Html]:
-    """A row for each prompt, a film for each checkpoint; and the script of the two columns above it."""
+def _prompts(videos: Mapping[int, Sequence[Path]]) -> list[dict[str, object]]:
+    """The text of each prompt, and its film at each checkpoint."""
     names = list(dict.fromkeys(path.stem for paths in videos.values() for path in paths))
-    rows = []
+    found = []
     for name in names:
-        cells = [
-            pages.html('<div data-step="{}">{}</div>', step, _film(path, f"step {step}"))
-            for step, paths in videos.items()
-            for path in paths
-            if path.stem == name
+        of_name = [(step, path) for step, paths in videos.items() for path in paths if path.stem == name]
+        films = [
+            pages.html('<div data-step="{}">{}</div>', step, _film(path, f"step {step}")) for step, path in of_name
         ]
-        prompt = next(_prompt(path) for paths in videos.values() for path in paths if path.stem == name)
-        rows.append(pages.html("<h3>{}</h3>{}", prompt, pages.grid(cells, plays=True)))
-    script = pages.html("<script>{}</script>", pages.Html(_SCRIPT))
-    return [pages.html("<h2>Prompts by checkpoints</h2>{}", pages.joined(rows)), script]
+        found.append({"text": _prompt(of_name[0][1]), "films": films})
+    return found
 
 
 def _film(path: Path, said: str) -> pages.Html:
