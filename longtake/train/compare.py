@@ -20,6 +20,7 @@ from longtake.config import literal
 from longtake.config.section import Section
 from longtake.contracts import UserError
 from longtake.durable import write_whole
+from longtake.report import render
 from longtake.train.health.launches import FILE as LAUNCHES_FILE
 from longtake.train.health.launches import LaunchRecord
 from longtake.train.report import LAST, MOST_CURVES, RunRecord, mean_loss, mean_watts, watts_by_node
@@ -93,18 +94,22 @@ def write_comparison(path: Path, records: Sequence[RunRecord]) -> None:
         if record.folder.resolve() in [other.folder.resolve() for other in records[:number]]:
             raise UserError(f"{record.folder}: is given twice; give another run")
     runs = [_Compared(name, record) for name, record in zip(_names(records), records, strict=True)]
-    parts = [
-        *_notes(runs),
-        *_warnings(runs),
-        pages.keys({place: run.name for place, run in enumerate(runs)}),
-        pages.html("<h2>Figures</h2>{}", _figures(runs)),
-        pages.html("<h2>At equal GPU-hours</h2>{}", _charts(runs, by_hours=True)),
-        pages.html("<h2>At equal steps</h2>{}", _charts(runs, by_hours=False)),
-        pages.html("<h2>Settings that differ</h2>{}", _settings(runs)),
-        pages.html("<h2>Power</h2>{}", _power(runs)),
-        pages.html("<h2>Failures and restarts</h2>{}", _launches(runs)),
-    ]
-    write_whole(path, pages.page(" · ".join(run.name for run in runs), *parts))
+    notes = [run.record.note for run in runs]
+    text = render(
+        "comparison.html",
+        title=" · ".join(run.name for run in runs),
+        same_note=notes[0] if len(set(notes)) == 1 else None,
+        notes=[(run.name, run.record.note or "no note") for run in runs],
+        unlike=", ".join(key for key, _ in _differing(runs) if key.startswith(_LOSSES)),
+        names={place: run.name for place, run in enumerate(runs)},
+        figures=_figures(runs),
+        by_hours=_charts(runs, by_hours=True),
+        by_steps=_charts(runs, by_hours=False),
+        settings=_settings(runs),
+        power=_power(runs),
+        launches=_launches(runs),
+    )
+    write_whole(path, text)
 
 
 def _names(records: Sequence[RunRecord]) -> list[str]:
@@ -115,22 +120,6 @@ def _names(records: Sequence[RunRecord]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
-
-
-def _notes(runs: Sequence[_Compared]) -> Iterator[pages.Html]:
-    notes = [run.record.note for run in runs]
-    if len(set(notes)) == 1:
-        if notes[0]:
-            yield pages.html("<p>{}</p>", notes[0])
-    else:
-        yield pages.pairs([(run.name, run.record.note or "no note") for run in runs])
-
-
-def _warnings(runs: Sequence[_Compared]) -> Iterator[pages.Html]:
-    """Why losses cannot be held against each other."""
-    if keys := [key for key, _ in _differing(runs) if key.startswith(_LOSSES)]:
-        said = f"The runs differ in {', '.join(keys)}: their losses are not of the same thing."
-        yield pages.html('<p class="bad">{}</p>', said)
 
 
 def _figures(runs: Sequence[_Compared]) -> pages.Html:
