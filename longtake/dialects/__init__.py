@@ -1,4 +1,4 @@
-"""The command lines and run files of other systems, in their own words, as runs of Longtake."""
+"""The command lines and run files of other systems, with their own keys, as runs of Longtake."""
 
 from typing import TYPE_CHECKING
 

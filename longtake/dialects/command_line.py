@@ -9,7 +9,9 @@ MANY = 10**6  # arguments of a flag that takes a list
 
 
 def split(
-    words: Sequence[str], arities: Mapping[str, int], plain: Callable[[str], str] = lambda name: name.replace("-", "_")
+    arguments: Sequence[str],
+    arities: Mapping[str, int],
+    plain: Callable[[str], str] = lambda name: name.replace("-", "_"),
 ) -> tuple[dict[str, list[str]], list[list[str]]]:
     """The known flags by name, with their arguments, and all else: flags of others with the word behind them, and words
     by themselves. Of two flags of one name the later counts.
@@ -18,7 +20,7 @@ def split(
     """
     given: dict[str, list[str]] = {}
     others: list[list[str]] = []
-    left = list(words)
+    left = list(arguments)
     while left:
         word = left.pop(0)
         if not word.startswith("--"):

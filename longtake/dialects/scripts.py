@@ -25,12 +25,12 @@ _OF_TRAINING: dict[str, Callable[[Say], Any]] = {  # by place in the repository
 }
 
 
-def script_run(words: Sequence[str]) -> tuple[str, list[str], Dialect] | None:
+def script_run(arguments: Sequence[str]) -> tuple[str, list[str], Dialect] | None:
     """RUN, overrides and dialect of a command line that starts with a script of training; None for another program.
     Raises `UserError`."""
-    place = Path(words[0]).resolve()
+    place = Path(arguments[0]).resolve()
     if not place.is_relative_to(_ROOT) or (of := _OF_TRAINING.get(str(place.relative_to(_ROOT)))) is None:
         return None
     dialect = of(lambda line: None)  # the processes print their notes
-    _, run, *overrides = dialect.command(["train", *words[1:]])
+    _, run, *overrides = dialect.command(["train", *arguments[1:]])
     return run, overrides, dialect

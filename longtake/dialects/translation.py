@@ -106,7 +106,7 @@ class Translation:
             if other > here:
                 return
             if other == here and plain(there) != value and typed_as and name not in self.laid:
-                rule = f"says another thing than {name} = {shown(there.value)} ({there.origin})"
+                rule = f"contradicts {name} = {shown(there.value)} ({there.origin})"
                 self.report(Fault(str(like.origin), shown(plain(like)), rule, "keep one of the two", typed_as))
                 return
         self.laid.discard(name)

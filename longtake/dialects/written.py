@@ -1,4 +1,4 @@
-"""Which system's words a run file is written in, where its command line does not say so."""
+"""The system whose keys a run file has, where its command line does not tell."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from longtake.dialects.opensora_v1_2 import OpenSoraV12
 _OF_FILES = (OpenSoraV12,)
 
 
-def written_in(run: str, words: Sequence[str]) -> Dialect | None:
-    """The dialect of a run file with these words behind it; None where it is in Longtake's own, and for what is no
-    such file."""
+def written_in(run: str, arguments: Sequence[str]) -> Dialect | None:
+    """The dialect of a run file with these arguments; None where it has Longtake's keys, or is not a file."""
     if not Path(run).is_file():
         return None
     try:
         tree = load_config(run, [], dict[str, Any]).tree
     except ConfigError:  # of which the verb tells
         return None
-    return next((found for dialect in _OF_FILES if (found := dialect.of_file(tree, words)) is not None), None)
+    return next((found for dialect in _OF_FILES if (found := dialect.of_file(tree, arguments)) is not None), None)

@@ -132,12 +132,12 @@ def test_the_file_of_cogvideox_fun_itself_is_read(tmp_path: Path, environment: p
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"gradient_clipping": 0.3}, "says another thing than --max_grad_norm 0.05"),
-        ({"fp16": {"enabled": True}}, 'fp16.enabled = True (FILE): is not here; write "bf16"'),
+        ({"gradient_clipping": 0.3}, "contradicts --max_grad_norm 0.05"),
+        ({"fp16": {"enabled": True}}, 'fp16.enabled = True (FILE): is not available; write "bf16"'),
         ({"zero_optimization": {"stage": 4}}, "must be 0, 1, 2 or 3"),
         ({"zero_optimization": {"offload_param": {"device": "nvme"}}}, 'write "cpu" or "none"'),
-        ({"train_micro_batch_size_per_gpu": 3}, "by which it is 16"),
-        ({"optimizer": {"type": "Lion"}}, "(FILE): is no part of what Longtake takes"),
+        ({"train_micro_batch_size_per_gpu": 3}, "which give 16"),
+        ({"optimizer": {"type": "Lion"}}, "(FILE): is not read from DeepSpeed's file"),
     ],
 )
 def test_a_file_of_deepspeed_that_says_other_things_is_refused(
@@ -159,10 +159,10 @@ def test_no_section_of_deepspeeds_file_is_a_traceback(
 ) -> None:
     file = tmp_path / "zero.json"
     file.write_text(json.dumps({"zero_optimization": content} if "offload_param" in content else content))
-    with pytest.raises(UserError, match=f"{next(iter(content))} = .* is no section"):
+    with pytest.raises(UserError, match=f"{next(iter(content))} = .* is not a section"):
         launched(environment, DEEPSPEED | {f"{ZERO}CONFIG_FILE": str(file)})
     environment.delenv(f"{ZERO}CONFIG_FILE")
-    with pytest.raises(UserError, match="--gradient_clipping x: is no number"):
+    with pytest.raises(UserError, match="--gradient_clipping x: expected a number"):
         launched(environment, DEEPSPEED | {"ACCELERATE_GRADIENT_CLIPPING": "x"})
 
 
@@ -173,7 +173,7 @@ def test_no_section_of_deepspeeds_file_is_a_traceback(
         ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "--use_megatron_lm"),
         ({"ACCELERATE_DYNAMO_BACKEND": "EAGER"}, "write inductor"),
         (FSDP | {"FSDP_TRANSFORMER_CLS_TO_WRAP": "LlamaBlock"}, "write CogVideoXBlock"),
-        (FSDP | {"FSDP_SHARDING_STRATEGY": "SOME"}, "is none of FSDP's"),
+        (FSDP | {"FSDP_SHARDING_STRATEGY": "SOME"}, "is not a strategy of FSDP"),
         (FSDP | {"FSDP_IGNORED_MODULES": "x"}, "every weight is sharded"),
     ],
 )

@@ -131,8 +131,8 @@ REFUSED = [  # flags, words of the sentence
     ("--local_rank 3", "is not what the launcher says"),
     ("--train_mode loop", 'write "normal"'),
     ("--validation_steps 3", "write --validation_prompts too"),
-    ("--pretrained_model_name_or_path nowhere", "is no folder here"),
-    ("--resume_from_checkpoint checkpoint-3", "is no checkpoint of the run"),
+    ("--pretrained_model_name_or_path nowhere", "is not a folder"),
+    ("--resume_from_checkpoint checkpoint-3", "is not a checkpoint of the run"),
     ("--learning_rate fast", "must be a number"),
     ("--learn_rate 1", "did you mean --learning_rate"),
 ]
@@ -178,7 +178,7 @@ def test_a_flag_of_another_script_is_refused() -> None:
 
 def test_one_mistake_is_one_sentence() -> None:
     assert len(refusal(spoken, "train_lora", "--tiny", "--random_hw_adapt").strip().splitlines()) == 1
-    rule = "^--pretrained_model_name_or_path no where: is no folder here; give the folder of a whole CogVideoX.*$"
+    rule = "^--pretrained_model_name_or_path no where: is not a folder; give the folder of a whole CogVideoX.*$"
     with pytest.raises(UserError, match=rule):
         spoken("train_lora", "--pretrained_model_name_or_path", "no where", "--low_vram", "--train_mode", "inpaint")
     with pytest.raises(UserError, match="--train_data_meta is missing"):

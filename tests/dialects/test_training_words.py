@@ -103,7 +103,7 @@ def test_what_is_written_higher_up_counts_in_whichever_words(tmp_path: Path) -> 
     assert training(newest, "--parallel.sequence", "1")[0].parallel.sequence == 1
     clash = refusal(training, old, "--parallel.sequence", "1", "--plugin_config.sp_size", "2")
     assert clash == (
-        "plugin_config.sp_size = 2 (--plugin_config.sp_size): says another thing than parallel.sequence = 1 "
+        "plugin_config.sp_size = 2 (--plugin_config.sp_size): contradicts parallel.sequence = 1 "
         "(--parallel.sequence); keep one of the two"
     )
 

@@ -1,7 +1,7 @@
 """CogVideoX-Fun's command lines: `train_lora.py`, `train.py` and `train_control.py` with their own flags, and what
 accelerate's launchers put into the environment.
 
-Each flag acts, or is answered with a line that says what stands in its place, or is refused with the reason.
+Each flag acts, or a line names what Longtake does instead, or it is refused with the reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_FILE = Path(__file__).parents[1] / "flags_alone.toml"
 
 
 class CogVideoXFun:
-    """The dialect of one command line of a script, `["train", flags...]`; `say` gets each note on a word once, by
+    """The dialect of one command line of a script, `["train", flags...]`; `say` gets each note on a key once, by
     default on stderr of the first process."""
 
     def __init__(self, script: str, say: Say | None = None) -> None:
@@ -36,9 +36,9 @@ class CogVideoXFun:
         self._flags = frozenset[str]()
         self.typed_names: dict[str, str] = {}
 
-    def command(self, words: list[str]) -> list[str]:
+    def command(self, arguments: list[str]) -> list[str]:
         """The command line with RUN found. Raises `UserError` where a flag is missing that the script requires."""
-        verb, *flags = words
+        verb, *flags = arguments
         script, known = f"{self._script}.py", keys_of(ROWS, self._script)
         end_with_help(script, "CogVideoX-Fun", sorted(known), flags)
         flags, self._tiny = take_tiny(flags)
@@ -69,7 +69,7 @@ class CogVideoXFun:
         return None
 
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
-        """The tree in Longtake's words."""
+        """The tree in Longtake's keys."""
         work = Translation(tree, heights, report, self._say, self._flags)
         known = keys_of(ROWS, self._script)
         for key in keys_of(ROWS):

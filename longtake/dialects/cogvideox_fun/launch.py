@@ -34,7 +34,7 @@ _OF_ITS_OWN = {
 
 
 def translate_launch(work: Translation, environ: Mapping[str, str] = os.environ) -> None:
-    """The launcher's words -> `parallel`, `dtype`, `compile`, `device`."""
+    """The launcher's variables -> `parallel`, `dtype`, `compile`, `device`."""
     _precision(work, environ)
     low = work.tree
     if _true(environ, "ACCELERATE_USE_CPU"):
@@ -43,13 +43,13 @@ def translate_launch(work: Translation, environ: Mapping[str, str] = os.environ)
     if backend == "inductor":
         work.put("compile", True, low)
     elif backend != "no":
-        _refuse(work, "dynamo_backend", backend, "is not here", "write inductor, or leave it out")
+        _refuse(work, "dynamo_backend", backend, "is not available", "write inductor, or leave it out")
     if _true(environ, "ACCELERATE_USE_MEGATRON_LM"):
-        _refuse(work, "use_megatron_lm", True, "is not here", "write --parallel.tensor N, or --use_fsdp")
+        _refuse(work, "use_megatron_lm", True, "is not available", "write --parallel.tensor N, or --use_fsdp")
     deepspeed, fsdp = (_true(environ, f"ACCELERATE_USE_{name}") for name in ("DEEPSPEED", "FSDP"))
     for name, is_on in (("use_deepspeed", deepspeed), ("use_fsdp", fsdp)):
         if (node := work.take(name)) is not None and plain(node) and not is_on:
-            work.refuse(name, node, "is said by the launcher", f"write `accelerate launch --{name} ...`")
+            work.refuse(name, node, "is set by the launcher", f"write `accelerate launch --{name} ...`")
     if deepspeed:
         _deepspeed(work, environ)
     elif fsdp:
@@ -78,7 +78,7 @@ def _precision(work: Translation, environ: Mapping[str, str]) -> None:
     if (dtype := _PRECISIONS.get(str(plain(node)))) is not None:
         work.put("dtype", dtype, node, "mixed_precision")
     else:
-        rule = "is not here"
+        rule = "is not available"
         if plain(node) == "fp16":
             rule += ": its gradients overflow without a scale that is found by trial"
         work.refuse("mixed_precision", node, rule, 'write "bf16", or "no" for float32')
@@ -95,7 +95,9 @@ def _fsdp(work: Translation, environ: Mapping[str, str]) -> None:
     if environ.get("FSDP_VERSION") == "2":
         strategy = "SHARD_GRAD_OP" if environ.get("FSDP_RESHARD_AFTER_FORWARD") == "false" else "FULL_SHARD"
     if strategy not in _STRATEGIES:
-        _refuse(work, "fsdp_sharding_strategy", said, "is none of FSDP's", f"write one of {', '.join(_STRATEGIES)}")
+        _refuse(
+            work, "fsdp_sharding_strategy", said, "is not a strategy of FSDP", f"write one of {', '.join(_STRATEGIES)}"
+        )
     elif strategy == "NO_SHARD":
         _whole_on_each_rank(work)
     else:
@@ -108,12 +110,12 @@ def _fsdp(work: Translation, environ: Mapping[str, str]) -> None:
     if _true(environ, "FSDP_ACTIVATION_CHECKPOINTING"):
         work.put("gradient_checkpointing", True, work.tree)
     if (block := environ.get("FSDP_TRANSFORMER_CLS_TO_WRAP", _BLOCK)) != _BLOCK:
-        _refuse(work, "fsdp_transformer_layer_cls_to_wrap", block, "is no block of a CogVideoX", f"write {_BLOCK}")
+        _refuse(work, "fsdp_transformer_layer_cls_to_wrap", block, "is not a block of a CogVideoX", f"write {_BLOCK}")
     idle = [f"--{name.lower()}" for name, usual in _IDLE_FSDP.items() if environ.get(name, usual) != usual]
     if idle:
         work.say(f"{', '.join(idle)}: do nothing here; blocks are gathered ahead, and checkpoints hold shards")
     if (names := environ.get("FSDP_IGNORED_MODULES")) is not None:
-        _refuse(work, "fsdp_ignored_modules", names, "is not here: every weight is sharded", "leave it out")
+        _refuse(work, "fsdp_ignored_modules", names, "is not available: every weight is sharded", "leave it out")
 
 
 def _deepspeed(work: Translation, environ: Mapping[str, str]) -> None:
@@ -135,10 +137,10 @@ def _deepspeed(work: Translation, environ: Mapping[str, str]) -> None:
     for name in ("fp16", "bf16"):
         section = _section(facts, name, place)
         if section.get("enabled") is True and name == "fp16":
-            work.report_at(place, "fp16.enabled", True, "is not here", 'write "bf16": {"enabled": true}')
+            work.report_at(place, "fp16.enabled", True, "is not available", 'write "bf16": {"enabled": true}')
     for key in sorted(facts.keys() - _OF_ITS_OWN):
         fix = "leave it out, and say it by a flag of the script"
-        work.report_at(place, key, facts[key], "is no part of what Longtake takes from DeepSpeed's file", fix)
+        work.report_at(place, key, facts[key], "is not read from DeepSpeed's file", fix)
 
 
 _KINDS = ("optimizer", "param")
@@ -156,7 +158,7 @@ def _zero(work: Translation, zero: dict[str, Any], place: str) -> None:
     for kind, device in devices.items():
         if device not in ("none", "cpu"):
             key = f"zero_optimization.offload_{kind}.device"
-            work.report_at(place, key, device, "is not here", 'write "cpu" or "none"')
+            work.report_at(place, key, device, "is not available", 'write "cpu" or "none"')
     if devices["param"] == "cpu":
         work.put("parallel.cpu_offload", True, work.tree)
     elif devices["optimizer"] == "cpu":
@@ -170,7 +172,7 @@ def _numbers(work: Translation, facts: dict[str, Any], place: str) -> None:
         if number == "auto" or work.value(flag) == number:
             continue
         if work.is_flag(flag):
-            rule = f"says another thing than --{flag} {work.value(flag)}"
+            rule = f"contradicts --{flag} {work.value(flag)}"
             work.report_at(place, key, number, rule, 'write "auto"')
         else:
             work.take(flag)
@@ -178,7 +180,7 @@ def _numbers(work: Translation, facts: dict[str, Any], place: str) -> None:
     batch, steps = work.number("train_batch_size", 1), work.number("gradient_accumulation_steps", 1)
     for key, number in (("train_micro_batch_size_per_gpu", batch), ("train_batch_size", batch * steps * world_size())):
         if (said := facts.pop(key, "auto")) not in ("auto", number):
-            rule = f"says another thing than the flags, by which it is {number}"
+            rule = f"contradicts the flags, which give {number}"
             work.report_at(place, key, said, rule, 'write "auto"')
 
 
@@ -186,7 +188,7 @@ def _section(facts: dict[str, Any], name: str, place: str) -> dict[str, Any]:
     """Takes a section out of DeepSpeed's file; empty where there is none."""
     section = facts.pop(name, None) or {}
     if not isinstance(section, dict):
-        raise UserError(f'{place}: {name} = {section!r} is no section; write "{name}": {{...}}, or leave it out')
+        raise UserError(f'{place}: {name} = {section!r} is not a section; write "{name}": {{...}}, or leave it out')
     return dict(section)
 
 
@@ -194,7 +196,7 @@ def _number(text: str, flag: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UserError(f"accelerate launch --{flag} {text}: is no number; write one, or leave it out") from None
+        raise UserError(f"accelerate launch --{flag} {text}: expected a number; write one, or leave it out") from None
 
 
 def _file(name: str) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def _facts(work: Translation, node: Leaf) -> dict[str, object] | None:
 def fault_of_folder(root: Path) -> str | None:
     """What keeps a folder from being that of a whole CogVideoX."""
     if not root.is_dir():
-        return "is no folder here"
+        return "is not a folder"
     if lacking := [part for part in _PARTS if not (root / part).is_dir()]:
         return f"has no {', '.join(lacking)} in it"
     try:
@@ -158,7 +158,7 @@ def _resume(work: Translation, folder: Path, node: Leaf) -> None:
     # There only the name counts, and is looked for in output_dir.
     if (meant := next((info for info in known if info.step == step), None)) is None:
         steps = ", ".join(map(_name, own)) or "none"
-        rule = f"is no checkpoint of the run in {folder}"
+        rule = f"is not a checkpoint of the run in {folder}"
         work.refuse("resume_from_checkpoint", node, rule, f"write latest, or one of those there: {steps}")
     elif own and meant == max(own, key=lambda info: (info.when, info.step)):
         work.put("resume", "auto", node)

@@ -1,4 +1,4 @@
-"""The words of training: the optimizer, what trains, what is saved and watched."""
+"""Conversions of training: the optimizer, trained weights, encoders, tracking, validation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EVERY_LINEAR = ("transformer_blocks.*", "patch_embed.text_proj", "time_embeddin
 
 
 def translate_training(work: Translation, script: str, tiny: bool) -> None:
-    """All that is left of the words."""
+    """Translate the keys that the other modules leave."""
     if isinstance(work.value("max_train_steps"), int):  # which decides alone there
         if (passes := work.take("num_train_epochs")) is not None and work.heights.is_flag(passes.origin):
             work.note("num_train_epochs", passes, "--max_train_steps decides alone, as it does there")
@@ -141,7 +141,7 @@ def _tracking(work: Translation) -> None:
     to = str(value_of(node))
     if node is not None:
         if to not in ("tensorboard", "wandb", "all"):
-            work.refuse("report_to", node, "is not here", "write tensorboard, wandb or all")
+            work.refuse("report_to", node, "is not available", "write tensorboard, wandb or all")
         work.put("tensorboard", to in ("tensorboard", "all"), node)
         work.put("wandb", to in ("wandb", "all"), node)
     if project is not None and value_of(project) is not None:
@@ -177,7 +177,7 @@ def refuse_nothing_trained(work: Translation) -> None:
     """A script of whole weights is told which of them train."""
     if not (work.value("trainable_modules") or work.value("trainable_modules_low_learning_rate")):
         fix = 'write --trainable_modules "." for all'
-        work.report_at("command line", "trainable_modules", None, "says which weights train, and is missing", fix)
+        work.report_at("command line", "trainable_modules", None, "names the weights that train, and is missing", fix)
 
 
 def _weights(work: Translation) -> None:

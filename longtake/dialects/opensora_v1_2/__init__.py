@@ -1,7 +1,7 @@
 """Open-Sora 1.2's command lines and run files, and those of Lambda's tutorial: `scripts/train.py`,
 `scripts/inference.py` and `scripts/misc/search_bs.py` with the path of a run file and a fixed list of flags.
 
-Each word acts, or is answered with a line that says what stands in its place, or is refused with the reason.
+Each key acts, or a line names what Longtake does instead, or it is refused with the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EXAMPLES = {"train": "train/stage1.py", "generate": "inference/sample.py", "pla
 
 
 class OpenSoraV12:
-    """The dialect of one command line, `["train" | "generate" | "plan", RUN, flags...]`; `say` gets each note on a word
+    """The dialect of one command line, `["train" | "generate" | "plan", RUN, flags...]`; `say` gets each note on a key
     once, by default on stderr of the first process."""
 
     def __init__(self, say: Say | None = None) -> None:
@@ -43,20 +43,20 @@ class OpenSoraV12:
         self.typed_names: dict[str, str] = {}
 
     @classmethod
-    def of_file(cls, tree: Mapping[str, Any], words: Sequence[str]) -> OpenSoraV12 | None:
+    def of_file(cls, tree: Mapping[str, Any], arguments: Sequence[str]) -> OpenSoraV12 | None:
         """The dialect for a run file of this tree that stands in another command line; None where it has no words of
         Open-Sora 1.2."""
         model = tree.get("model")
         if not isinstance(model, Mapping) or not str(model.get("type")).startswith("STDiT"):
             return None
         dialect = cls()
-        dialect._verb, dialect._tiny = "train" if OF_TRAINING & tree.keys() else "generate", take_tiny(words)[1]
+        dialect._verb, dialect._tiny = "train" if OF_TRAINING & tree.keys() else "generate", take_tiny(arguments)[1]
         return dialect
 
-    def command(self, words: list[str]) -> list[str]:
+    def command(self, arguments: list[str]) -> list[str]:
         """The command line with RUN found. Raises `UserError` where RUN has no counterpart, and for flags that have
         none."""
-        self._verb, *flags = words
+        self._verb, *flags = arguments
         script, known = SCRIPTS[self._verb], list(flags_of(self._verb))
         end_with_help(f"{script} RUN", "Open-Sora 1.2", known, flags)
         flags, self._tiny = take_tiny(flags)
@@ -84,7 +84,7 @@ class OpenSoraV12:
         return opensora_v1_2_preset(path)
 
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
-        """The tree in Longtake's words."""
+        """The tree in Longtake's keys."""
         work = Translation(tree, heights, report, self._say)
         if self._tiny:
             leave_out_tiny_weights(work)

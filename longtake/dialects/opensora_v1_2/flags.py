@@ -17,12 +17,12 @@ _FALSE = ("false", "no", "f", "n", "0")
 _LEAST = {"nothing": 0, "two": 2}  # arguments
 
 
-def read_flags(words: Sequence[str], verb: str) -> tuple[str | None, dict[str, list[str]], list[str]]:
+def read_flags(arguments: Sequence[str], verb: str) -> tuple[str | None, dict[str, list[str]], list[str]]:
     """RUN; the script's flags, by name, with their arguments; and all else. Raises `UserError` for a flag with too few
     arguments."""
     rows = flags_of(verb)
     arities = dict(zip(rows, arities_of(rows.values()).values(), strict=True))
-    given, groups = split(words, arities, lambda name: name.replace("_", "-"))
+    given, groups = split(arguments, arities, lambda name: name.replace("_", "-"))
     for name, values in given.items():
         least = _LEAST.get(rows[name].takes, 1)
         if len(values) < least:
@@ -70,7 +70,7 @@ def _load(given: Mapping[str, list[str]], say: Say) -> list[str]:
 
 
 def truth(name: str, text: str) -> bool:
-    """Whether a word is a yes. Raises `UserError` for what is neither."""
+    """The truth value of a flag's text. Raises `UserError` for another text."""
     if text.lower() not in (*_TRUE, *_FALSE):
         raise UserError(f"--{name} {text}: must be True or False")
     return text.lower() in _TRUE

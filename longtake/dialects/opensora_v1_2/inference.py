@@ -42,7 +42,7 @@ def inference_flags(given: Mapping[str, list[str]], tiny: bool, say: Say) -> lis
 
 
 def translate_inference(work: Translation, tiny: bool) -> None:
-    """All words of an inference file, and of flags."""
+    """Translate all keys of an inference file, and flags."""
     old = is_old(work)
     translate_parts(work, old, tiny, trains=False)
     if old:

@@ -1,6 +1,6 @@
 """Conversions of Open-Sora 1.2's search for batch sizes, `scripts/misc/search_bs.py`: flags, and files such as `bs.py`.
 
-There a table has `frames: (guess, range)`, and each batch is looked for in that range; here the forecast says where.
+There a table has `frames: (guess, range)`, and searches each batch in that range; here the forecast sets the range.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOTES = {
 def search_flags(
     file: str, given: Mapping[str, list[str]], others: Sequence[str], is_published: bool, tiny: bool, say: Say
 ) -> list[str]:
-    """The flags of `longtake plan` for those of the script and the words of its file, which has the goal. Raises
+    """The flags of `longtake plan` for those of the script and the keys of its file, which has the goal. Raises
     `UserError` where it has none."""
     flags = ["--probe"]
     rows = flags_of("plan")
@@ -58,7 +58,7 @@ def _goal(file: str) -> float:
     found = f"base_step_time = {seconds!r}" if seconds is not None else "base_step_time is missing"
     fix = f"write base_step_time = 12, in seconds, or {_TARGET} 12"
     if "base" in tree:
-        fix += f"; `longtake plan` says what a step of base = {tree['base']!r} takes"
+        fix += f"; `longtake plan` prints the time of a step of base = {tree['base']!r}"
     raise UserError(f"{file}: {found}; {fix}")
 
 
@@ -93,5 +93,5 @@ def translate_search(work: Translation, tiny: bool) -> None:
         for frames, entry in lengths.items() if isinstance(lengths, Mapping) else ():
             node = work.get(f"bucket_config.{name}.{frames}")
             if node is not None and isinstance(entry, (tuple, list)) and [type(part) for part in entry] == [int, int]:
-                work.say("bucket_config: ranges of guesses are not needed; the forecast says where a search begins")
+                work.say("bucket_config: ranges of guesses are not needed; the forecast sets where a search begins")
                 work.put(f"bucket_config.{name}.{frames}", (1.0, 1 if tiny else max(1, entry[0])), node)

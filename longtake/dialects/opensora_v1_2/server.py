@@ -1,4 +1,4 @@
-"""The inference server of Lambda's tutorial in its own words, as a command line of `longtake watch`."""
+"""The inference server of Lambda's tutorial with its own flags, as a command line of `longtake watch`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ WATCH_FLAGS = ("--once", "--every", "--device", "--metrics", "--on-alarm", "--we
 _PLACES = ("outputs_speedrun", "outputs")
 
 
-def watch_words(words: Sequence[str]) -> list[str]:
-    """`--expnums 656 --preset low4s ...` -> the words behind `longtake`. Flags of `longtake watch` and keys of a run
+def watch_words(arguments: Sequence[str]) -> list[str]:
+    """`--expnums 656 --preset low4s ...` -> the arguments of `longtake`. Flags of `longtake watch` and keys of a run
     may follow, such as `--once` and `--validation.clips 16`. Raises `UserError` for runs that are not there and for
     mistyped flags."""
     parser = argparse.ArgumentParser("inference-server.py", description=__doc__, allow_abbrev=False)
@@ -41,7 +41,7 @@ def watch_words(words: Sequence[str]) -> list[str]:
     parser.add_argument("--only-first-of-epoch", action="store_true", help="the first checkpoint of each pass alone")
     parser.add_argument("--save_to", help="the W&B run that gets the videos, or `new`; default: the run's own")
     parser.add_argument("--tiny", action="store_true", help="videos of the run's own sizes, in four steps")
-    given, others = parser.parse_known_args(list(words))
+    given, others = parser.parse_known_args(list(arguments))
     known = [option.removeprefix("--") for action in parser._actions for option in action.option_strings]
     refuse_typos([word for word in others if word not in WATCH_FLAGS], known, "inference-server.py", RunConfig)
     if (stray := next(iter(others), "--")) and not stray.startswith("--"):
@@ -83,7 +83,7 @@ def _runs(numbers: Sequence[str]) -> list[Path]:
     found = []
     for number in numbers:
         if not number.isdigit():
-            raise UserError(f"--expnums {number}: is no number of a run; write 656 for outputs/656-STDiT3-XL-2")
+            raise UserError(f"--expnums {number}: is not the number of a run; write 656 for outputs/656-STDiT3-XL-2")
         names = [f"{place}/{number.zfill(3)}-*" for place in _PLACES]
         if not (there := [Path(path) for name in names for path in sorted(glob.glob(name))]):
             raise UserError(f"--expnums {number}: there is no {' and no '.join(names)}; call it where the runs are")

@@ -25,7 +25,7 @@ _HUB_VAE = "hpcai-tech/OpenSora-VAE-v1.2"
 
 
 def is_old(work: Translation) -> bool:
-    """Whether a file has words of Open-Sora 1.2, which no preset has."""
+    """True where a file has keys of Open-Sora 1.2, which no preset has."""
     names = [name for name in (*_SECTIONS, "mask_ratios") if work.get(name) is not None]
     return bool(names) or str(work.value("model.type")).startswith("STDiT")
 
@@ -41,7 +41,7 @@ def translate_parts(work: Translation, old: bool, tiny: bool, trains: bool = Tru
     elif kind is not None and str(plain(kind)).startswith("STDiT"):
         work.take("model.type")
         work.refuse("model.type", kind, "is not available", f"choose {' or '.join(SIZES)}")
-    if old:  # a preset says by itself how its weights are taken
+    if old:  # a preset has it
         _weights(work)
     _defaults(work, trains)
     if tiny:  # which has encoders of its own

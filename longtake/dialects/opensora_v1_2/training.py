@@ -21,7 +21,7 @@ _CORNERS = 3  # points of a schedule that rises, falls and stays
 
 
 def translate_training(work: Translation, tiny: bool) -> None:
-    """All words of a training file, and of flags that Longtake's keys do not say alone."""
+    """Translate all keys of a training file."""
     old = is_old(work)
     apply_rows(work, TRAINING)
     translate_parts(work, old, tiny)
@@ -45,7 +45,7 @@ def _plugin(work: Translation) -> None:
     plugin, size = work.take("plugin"), work.take("sp_size")
     kind, degree = value_of(plugin), value_of(size) or 1
     if plugin is not None and kind not in ("zero2", "zero2-seq", None):
-        work.refuse("plugin", plugin, "must be zero2 or zero2-seq", 'write "zero2"; parallel.* says all else')
+        work.refuse("plugin", plugin, "must be zero2 or zero2-seq", 'write "zero2"; parallel.* sets all else')
         return
     if plugin is not None and kind is not None:
         work.put("parallel.zero", 2, plugin)
@@ -90,11 +90,11 @@ def _recomputation(work: Translation) -> None:
 
 
 def _rates(work: Translation) -> None:
-    """`lr_schedule` and its words -> `optim.schedule`; flags of a rate or warm-up change that of a preset."""
-    words = {name: work.take(name) for name in RATES}
-    kind, warm = words["lr_schedule"], work.get("warmup_steps")
+    """`lr_schedule` and its keys -> `optim.schedule`; flags of a rate or warm-up change that of a preset."""
+    nodes = {name: work.take(name) for name in RATES}
+    kind, warm = nodes["lr_schedule"], work.get("warmup_steps")
     if kind is None or plain(kind) is None:
-        for name, node in words.items():
+        for name, node in nodes.items():
             if node is not None and plain(node) is not None and name != "lr_schedule":
                 work.note(name, node, 'does nothing without lr_schedule = "1cycle", as there')
         _reshaped(work)
@@ -106,10 +106,10 @@ def _rates(work: Translation) -> None:
         work.note("lr_schedule", kind, "does nothing without warmup_steps, as there: the rate is constant")
         return
     lr = work.number("lr", DEFAULTS["lr"])
-    numbers: dict[str, Any] = {name: value_of(node) for name, node in words.items()}
+    numbers: dict[str, Any] = {name: value_of(node) for name, node in nodes.items()}
     law = numbers["anneal_strategy"] or "cos"
     if law not in ("cos", "linear"):
-        place = words["anneal_strategy"]
+        place = nodes["anneal_strategy"]
         assert place is not None
         work.refuse("anneal_strategy", place, "must be cos or linear")
         return
@@ -117,7 +117,7 @@ def _rates(work: Translation) -> None:
         work.say("anneal_strategy: linear runs from point to point, where there it runs backwards")
     for name in ("min_lr", "max_lr", "cooldown_steps"):
         if isinstance(numbers[name], bool) or not isinstance(numbers[name], (int, float)):
-            work.refuse(name, words[name] or kind, 'must be a number where lr_schedule is "1cycle"')
+            work.refuse(name, nodes[name] or kind, 'must be a number where lr_schedule is "1cycle"')
             return
     if isinstance(steps := plain(warm), bool) or not isinstance(steps, int) or steps < 0:
         work.refuse("warmup_steps", warm, "must be a whole number from 0")

@@ -21,27 +21,27 @@ from longtake.system.tiny import TINY
 
 
 class OpenSora:
-    """The dialect of one command line, `["train" | "generate", RUN, flags...]`; `say` gets each note on a word once, by
+    """The dialect of one command line, `["train" | "generate", RUN, flags...]`; `say` gets each note on a key once, by
     default on stderr of the first process."""
 
     def __init__(self, say: Say | None = None) -> None:
         self._verb, self._say, self._tiny = "train", SayOnce(say), False
         self.typed_names: dict[str, str] = {}
 
-    def command(self, words: list[str]) -> list[str]:
+    def command(self, arguments: list[str]) -> list[str]:
         """The command line with RUN found. Raises `UserError` where RUN is a file of Open-Sora that is not here."""
-        self._verb, self._tiny = words[0], TINY in words
-        if len(words) < 2 or words[1].startswith("-"):
-            return words
-        run, flags = run_file(words[1], self._say)
-        return [self._verb, run, *flags, *one_word(words[2:], self._say)]
+        self._verb, self._tiny = arguments[0], TINY in arguments
+        if len(arguments) < 2 or arguments[1].startswith("-"):
+            return arguments
+        run, flags = run_file(arguments[1], self._say)
+        return [self._verb, run, *flags, *one_word(arguments[2:], self._say)]
 
     def find(self, path: Path) -> Path | None:
         """The preset in the place of one of Open-Sora's that is named as a base."""
         return opensora_v2_preset(path)
 
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
-        """The tree in Longtake's words."""
+        """The tree in Longtake's keys."""
         work = Translation(tree, heights, report, self._say)
         if self._verb == "generate":
             translate_inference(work)

@@ -14,7 +14,7 @@ from longtake.system.tiny import world_size
 
 _DC_AE = "is for the high-compression autoencoder, which Longtake does not have; choose {instead}"
 _PART = "is a part of run files; name the run file that has it as a base"
-# Flags that name a checkpoint, which a shell makes several words of where `*` fits several folders.
+# Flags that name a checkpoint; a shell makes several arguments of a `*` that fits several folders.
 _CHECKPOINTS = ("--load", "--model.from_pretrained", "--ckpt_path")
 _TENSOR_PEERS = 8  # of 256px_tp.py
 
@@ -51,9 +51,9 @@ def _relative(path: Path) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
-def one_word(words: Sequence[str], say: Say) -> list[str]:
-    """The words with one checkpoint, that of the highest step, where a shell has put all that a `*` fits."""
-    rest, result = list(words), list[str]()
+def one_word(arguments: Sequence[str], say: Say) -> list[str]:
+    """The arguments with the checkpoint of the highest step alone, where a shell has expanded `*` to several."""
+    rest, result = list(arguments), list[str]()
     while rest:
         result.append(rest.pop(0))
         if result[-1].replace("-", "_").replace("__", "--", 1) not in _CHECKPOINTS:

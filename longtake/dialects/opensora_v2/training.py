@@ -62,7 +62,7 @@ def _rates(work: Translation) -> None:
 
 
 def _old_defaults(work: Translation, recomputation_is_given: bool) -> None:
-    """What a file in the old words leaves out means what it meant there."""
+    """Lay the old defaults of a file in the old keys."""
     where = work.tree
     if work.get("grad_clip") is None:
         work.say(f"grad_clip: {_DEFAULT} is 0, no clipping; write grad_clip = 1.0 to clip")

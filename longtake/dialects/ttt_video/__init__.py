@@ -1,7 +1,7 @@
 """TTT-Video's command lines: `train.py`, `train_submitit.py` and `sample.py` with `--job.config_file FILE.toml` and
 `--section.key value`.
 
-Each key acts, or is answered with a line that says what stands in its place, or is refused with the reason.
+Each key acts, or a line names what Longtake does instead, or it is refused with the reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCRIPTS = {"train": "train.py", "generate": "sample.py"}
 
 
 class TTTVideoDialect:
-    """The dialect of one command line, `["train" | "generate", flags...]`; `say` gets each note on a word once, by
+    """The dialect of one command line, `["train" | "generate", flags...]`; `say` gets each note on a key once, by
     default on stderr of the first process."""
 
     def __init__(self, say: Say | None = None) -> None:
@@ -36,9 +36,9 @@ class TTTVideoDialect:
         self._flags: dict[str, str] = {}
         self.typed_names: dict[str, str] = {}
 
-    def command(self, words: list[str]) -> list[str]:
+    def command(self, arguments: list[str]) -> list[str]:
         """The command line with RUN found. Raises `UserError` where what must be given is missing."""
-        self._verb, *flags = words
+        self._verb, *flags = arguments
         script = _SCRIPTS[self._verb]
         known = [CONFIG_FILE, *keys_of(rows_of(self._verb))]
         end_with_help(script, "TTT-Video", known, flags)
@@ -54,7 +54,7 @@ class TTTVideoDialect:
         return None
 
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
-        """The tree in Longtake's words."""
+        """The tree in Longtake's keys."""
         work = Translation(tree, heights, report, self._say, self._flags)
         rows = rows_of(self._verb)
         check_keys(work, rows)
