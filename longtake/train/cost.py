@@ -33,7 +33,10 @@ def cost_model(
         try:
             return replace(CostModel.from_json(kept), side_by_side=slots_per_step)
         except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"cost model of a checkpoint: cannot be read ({error!r}); choose another one") from error
+            raise UserError(
+                "run.json of the checkpoint: data.cost: expected the cost model of a run, got "
+                f"{repr(kept)[:60]}; the checkpoint is damaged, choose another one"
+            ) from error
     else:
         if wanted is None:
             stills = _stills(config.size_divisor, (8, 32, 128))

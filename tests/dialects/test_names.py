@@ -50,6 +50,15 @@ def test_flags_of_longtake_behind_a_script_are_no_typos() -> None:
     assert words[-4:] == ["--lora.rank", "3", "--optim.lr", "1"]
 
 
+def test_lambda_flags_are_named_as_typed() -> None:
+    dialect = OpenSoraV12(lambda line: None)
+    dialect.command(["train", "configs/opensora-v1-2/lambda/stage1.py", "--ckpt-path", "x.pth", "--data-path", "x.csv"])
+    message = restate(
+        "model.from_pretrained = 'x.pth': no such file; dataset.data_path = 'x.csv': no", dialect.typed_names
+    )
+    assert message == "--ckpt-path = 'x.pth': no such file; --data-path = 'x.csv': no"
+
+
 def test_restate_key_that_was_typed_under_another_name_takes_that_name() -> None:
     dialect = CogVideoXFun("train_lora", lambda line: None)
     flags = ["--train_data_meta", "x.csv", "--target_name", "to_q", "--rank", "3", "--max_train_steps", "2"]

@@ -15,7 +15,7 @@ from longtake.config.tree import Branch
 from longtake.contracts import UserError
 from longtake.dialects.command_line import end_with_help
 from longtake.dialects.names import refuse_typos
-from longtake.dialects.opensora_v1_2.flags import read_flags, training_flags
+from longtake.dialects.opensora_v1_2.flags import read_flags, training_flags, typed_names
 from longtake.dialects.opensora_v1_2.inference import inference_flags, translate_inference
 from longtake.dialects.opensora_v1_2.keys import SCRIPTS, flags_of
 from longtake.dialects.opensora_v1_2.places import run_file
@@ -76,6 +76,8 @@ class OpenSoraV12:
         else:
             to_flags = training_flags if self._verb == "train" else inference_flags
             own = to_flags(given, self._tiny, self._say)
+            if self._verb == "train":
+                self.typed_names |= typed_names(given)
         self._flags = [*own, *others]
         return [self._verb, file, *["--tiny"] * self._tiny, *own, *others]
 

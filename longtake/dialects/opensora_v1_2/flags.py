@@ -57,6 +57,13 @@ def training_flags(given: Mapping[str, list[str]], tiny: bool, say: Say) -> list
     return flags
 
 
+def typed_names(given: Mapping[str, list[str]]) -> dict[str, str]:
+    """Longtake's keys for flags of `scripts/train.py`, with the flags that the user typed."""
+    rows = flags_of("train")
+    names = {rows[name].ours: f"--{name}" for name in given if rows[name].ours and not rows[name].note}
+    return names | ({"model.from_pretrained": "--ckpt-path"} if "ckpt-path" in given else {})
+
+
 def _load(given: Mapping[str, list[str]], say: Say) -> list[str]:
     """`--load P`: all of the checkpoint; with `--start-from-scratch` the data begin again."""
     (place,) = given["load"]
