@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +267,10 @@ def _beside(table: Path, cell: str) -> tuple[str, ...]:
 def _option(key: str, text: str, row: int, faults: list[str]) -> Any:
     """What a cell of a column in `OPTIONS` says."""
     try:
-        return OPTIONS[key](text)
+        value = OPTIONS[key](text)
+        if isinstance(value, float) and not isfinite(value):
+            raise ValueError
+        return value
     except ValueError:
         faults.append(f"{key} in row {row} is {text!r}, not {'a whole' if OPTIONS[key] is int else 'a'} number")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -36,12 +36,12 @@ class JsonTable:
     lines: np.ndarray | None  # of each row of a .jsonl its line, from 1: int64 [N]
 
 
-def open_json(source: Path) -> JsonTable:
+def open_json(source: Path, texts: Collection[str] = ()) -> JsonTable:
     """Reads a table once, to learn its columns; a `.json` is held in memory whole.
 
     A key that an object lacks is empty in its row; text that is not Unicode comes as bytes that are not UTF-8. A column
-    that holds a text anywhere is text; in another one with values of several kinds the cells are JSON. A line or an
-    entry that is not an object costs its row. Raises `UserError` where no row can be read.
+    that holds a text anywhere is text, and so are those of `texts`; in another one with values of several kinds the
+    cells are JSON. A line or an entry that is not an object costs its row. Raises `UserError` where no row can be read.
     """
     columns: dict[str, _Column] = {}
     numbers: list[int] = []
@@ -51,7 +51,7 @@ def open_json(source: Path) -> JsonTable:
         for name in dict.fromkeys(name for row in objects for name in row):
             if not is_unicode(name):
                 raise UserError(f"{source}: the name of a column, {name!r}, is not text in UTF-8; rename it")
-            columns.setdefault(name, _Column(name)).add([row.get(name) for row in objects])
+            columns.setdefault(name, _Column(name, name in texts)).add([row.get(name) for row in objects])
         faults = [f"{_place(source, number)}: {row}" for number, row in part if isinstance(row, str)]
         first_fault = first_fault or next(iter(faults), "")
         numbers += [number for number, _ in part]
@@ -74,9 +74,9 @@ def open_json(source: Path) -> JsonTable:
 class _Column:
     """The kind of a column, widened value by value."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, is_text: bool):
         self.name = name
-        self._is_text = name in ("path", "text")
+        self._is_text = is_text or name in ("path", "text")
         self._is_mixed = False  # values of several kinds, none of them a text
         self._kind = pa.uint64() if name == "clip_id" else pa.null()
 

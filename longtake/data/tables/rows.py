@@ -182,7 +182,7 @@ def open_rows(source: Path, as_text: bool = False, texts: Collection[str] | None
     lines = None
     with readable(source):
         if suffix in _TEXT_FILES:
-            table = _open_csv(source, as_text) if suffix == ".csv" else open_json(source)
+            table = _open_csv(source, as_text) if suffix == ".csv" else open_json(source, texts or ())
             raw, read, lines = table.schema, table.read, table.lines
         else:
             raw, read = _READERS[suffix](source)

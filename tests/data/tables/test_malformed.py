@@ -265,6 +265,17 @@ def test_jsonl_line_that_is_not_an_object_costs_its_row(tmp_path: Path, line: st
         open_rows(source)
 
 
+@pytest.mark.parametrize("values", [[{"a": 1}, [1]], [True, False], [{"a": 1}, {"a": 2}]])
+def test_json_captions_without_one_text_cost_their_rows(tmp_path: Path, values: list[Any]) -> None:
+    numbers = {"num_frames": 9, "height": 32, "width": 48, "fps": 8}
+    source = tmp_path / "clips.jsonl"
+    rows = [{"path": f"{i}.mp4", "text": "cat", "short": value, **numbers} for i, value in enumerate([*values, 7])]
+    source.write_text(json_text(rows, ".jsonl"))
+    table = ClipTable.open(source, captions=("text", "short"))
+    assert [*table.invalid] == [0, 1]
+    assert table.caption(2, "short") == "7"
+
+
 def test_json_columns_without_texts_never_end_a_table(tmp_path: Path) -> None:
     """Values of several kinds in a column without texts are kept as JSON; in a column of numbers they cost rows."""
     odd = [[1], ["a"], {"x": 1}, 2, True, 2**70, [{"y": None}], None]
