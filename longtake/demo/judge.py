@@ -24,6 +24,7 @@ _BLOB = 0.35  # share of the clip's strongest chroma above which a pixel belongs
 _PLATEAU = 0.5  # share of a frame's strongest chroma above which pixels are inside the blob, not on its edge
 _AREAS = {"circle": math.pi, "square": (2 * 0.88) ** 2, "triangle": 0.75 * math.sqrt(3)}  # in squared radii of `cover`
 JUDGED = "colour", "shape", "direction"  # what a prompt names
+_SOFTNESS = 3  # degrees of softness that silhouettes are tried at
 _CENTROIDS = {"circle": 0.0, "square": 0.0, "triangle": 0.25}  # below the centre of `cover`, in radii
 MAX_JUMP = 0.1  # of the frame, from one frame to the next, beyond the clip's usual step
 MAX_GROWTH = 1.5  # of the blob's mass from one frame to the next, either way
@@ -196,8 +197,22 @@ def _shape(frames: np.ndarray, mass: np.ndarray) -> str:
     for name in SHAPES:
         radius = math.sqrt(np.median(areas) / _AREAS[name])
         ideal = cover(name, centres - [0.0, _CENTROIDS[name] * radius], radius, height, width)
-        errors[name] = float(np.square(coverage - ideal).sum())
+        found = []
+        for _ in range(_SOFTNESS):  # a video's colours have half its pixels, so that edges may be soft
+            found.append(float(np.square(coverage - ideal).sum()))
+            ideal = _softened(ideal)
+        errors[name] = min(found)
     return min(errors, key=lambda name: errors[name])
+
+
+def _softened(coverage: np.ndarray) -> np.ndarray:
+    """Each pixel of [T, H, W] blended with its neighbours by 1, 2, 1 in rows and columns."""
+    for axis in (1, 2):
+        pad = [(1, 1) if at == axis else (0, 0) for at in range(3)]
+        wide = np.pad(coverage, pad, mode="edge")
+        before, after = np.delete(wide, (-1, -2), axis), np.delete(wide, (0, 1), axis)
+        coverage = (before + 2 * coverage + after) / 4
+    return coverage
 
 
 def _coverage(frames: np.ndarray, mass: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from longtake import __version__
 from longtake.data import ClipTable, probe_table, read_image
 from longtake.data.shapes import make_shapes, split_prompts
 from longtake.demo.extras import Check, draw_given, least_psnr, sample_few, split_table, stills_of
-from longtake.demo.judge import Accuracy, score
+from longtake.demo.judge import JUDGED, Accuracy, score
 from longtake.demo.place import REPORT, Note, find_run, free_folder
 from longtake.demo.report import Group, ShownSample, write_report
 from longtake.demo.systems import FIRST_FRAME, DemoSystem, GivenCase, given_frames, has_several_buckets, kinds, looks
@@ -307,9 +307,10 @@ def _accuracy_table(groups: Iterable[Group]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("videos")
     groups = list(groups)
-    for name in ("count", *groups[0].accuracy.shares):
+    names = (*JUDGED, "continuity")  # as many as 80 columns hold
+    for name in ("count", *names):
         table.add_column(name, justify="right")
     for group in groups:
         a = group.accuracy
-        table.add_row(group.title, str(a.count), *map(percent, a.shares.values()))
+        table.add_row(group.title, str(a.count), *(percent(a.shares[name]) for name in names))
     return table
