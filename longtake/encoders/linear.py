@@ -17,7 +17,8 @@ from longtake.encoders.blocks import folded, slow_motion
 from longtake.encoders.config import LinearConfig
 from longtake.random import Purpose, uniforms
 
-_OVERSAMPLED, _ITERATIONS = 2.0, 12  # of the subspace iteration: it finds the variance of all components to 1e-6
+_OVERSAMPLED, _ITERATIONS = 2.0, 6  # of the subspace iteration: it finds the variance of all components to 1e-6
+_LEAST_SPREAD = 1e-3  # of the largest standard deviation: components that few clips decide are not blown up
 
 
 class BlockComponents(nn.Module):
@@ -150,7 +151,8 @@ def principal_components(statistics: BlockStatistics, config: LinearConfig) -> d
     """
     basis, variance = _largest(statistics.covariance, config.channels)
     signs = basis.gather(1, basis.abs().argmax(1, keepdim=True)).sign()
-    spread = variance.clamp_min(1e-12 * variance[0].clamp_min(1e-12)).sqrt()
+    largest = variance[0].clamp_min(1e-12).sqrt()
+    spread = variance.clamp_min(0.0).sqrt().clamp_min(_LEAST_SPREAD * largest)
     scale = spread**-config.whitening
     scale = scale / (spread * scale).square().mean().sqrt()
     found = {"mean": statistics.mean, "basis": basis * signs, "scale": scale}

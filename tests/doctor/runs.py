@@ -25,7 +25,7 @@ dtype = "fp32"
 dataset = dict(data_path={table!r}, cache_mb=64)
 outputs = {outputs!r}
 bucket_config = {{"_delete_": True, "32px": {{8: (1.0, 16)}}}}
-ae = dict(temporal=8, overlap=False)
+ae = dict(_delete_=True, type="pixel", temporal=8, spatial=8)
 model = dict(in_channels=1536, hidden_size=64, num_heads=2, depth_single_blocks=2)
 optim = dict(lr=3e-3)
 warmup_steps = 10

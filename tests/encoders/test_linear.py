@@ -104,6 +104,13 @@ def test_few_components_of_large_blocks_are_those_of_all_eigenvectors() -> None:
     torch.testing.assert_close(kept, values[-12:].sum(), rtol=1e-6, atol=0)
 
 
+def test_components_of_fewer_blocks_than_channels_stay_bounded() -> None:
+    config = LinearConfig(channels=64, temporal=4, spatial=4)
+    few, unseen = videos(4, count=6)[:2], videos(4, count=6)[2:]
+    latents = fitted(config, few).posterior(unseen)["mean"]
+    assert latents.abs().max() < 40  # were 1e6 times the noise of rounding
+
+
 @pytest.mark.parametrize(
     ("keys", "shape", "said"),
     [

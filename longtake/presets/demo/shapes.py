@@ -1,11 +1,11 @@
-# The run of `longtake demo`: a 2.8 M parameter MMDiT, the denoiser of Open-Sora 2.0, learns coloured shapes that move.
+# The run of `longtake demo`: a 1.2 M parameter MMDiT, the denoiser of Open-Sora 2.0, learns coloured shapes that move.
 # Trains in minutes on two CPU cores.
 #   longtake demo                                              makes the clips, trains, generates, judges, reports
 #   longtake train demo/shapes --dataset.data_path clips.csv   trains alone
 #
-# Few large space-time patches (8x8 pixels of all 16 frames are one token) make steps cheap, and many steps are what
-# counts here; predicting the clean clip, weighted as velocity, keeps such large patches coherent. As long as the
-# longest clip, they hold its whole motion; overlapping, they show no edges.
+# Few tokens make steps cheap, and many steps are what counts here: 192 principal components of 8x8 pixels of all 16
+# frames are one token, a sixteenth of its numbers. Predicting the clean clip, weighted as velocity, keeps such large
+# patches coherent. As long as the longest clip, they hold its whole motion; overlapping, they show no edges.
 _base_ = "parts.py"
 
 exp_name = "demo"
@@ -24,19 +24,20 @@ bucket_config = {
     },
 }
 
-_width = 128
+_width = 96
+_components = 192
 _words = 128
 
-ae = dict(type="pixel", temporal=16, spatial=8, overlap=True)
+ae = dict(type="linear", channels=_components, temporal=16, spatial=8)
 t5 = dict(type="words", dim=_words, max_length=7)
 clip = dict(type="words", dim=_words, max_length=7)
 
 model = dict(
     type="flux",
-    in_channels=3 * 16 * 8 * 8,
+    in_channels=_components,
     patch_size=1,
     hidden_size=_width,
-    num_heads=4,
+    num_heads=3,
     axes_dim=(8, 12, 12),
     theta=100,
     depth=1,
@@ -48,13 +49,14 @@ model = dict(
     attention="auto",
 )
 
+# Half as much noise (timestep_mean = 0.3) was tried: after 500 steps 15 % of directions are right, not 95 %.
 objective = dict(predict="clean", shift=None, timestep_mean=1.5, timestep_std=1.2, min_t=0.5)
 dropout_ratio = dict(t5=0.1, clip=0.1)
 
-lr = 1.5e-3
+lr = 2e-3
 optim = dict(lr=lr)
 
-max_steps = 3000
+max_steps = 2400
 ckpt_every = 600
 
 fps_save = 8
