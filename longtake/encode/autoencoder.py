@@ -38,8 +38,8 @@ from longtake.system import SystemConfig
 C = TypeVar("C", bound=SystemConfig)
 _MOST_CLIPS, _MOST_HELD_OUT = 640, 64
 _HELD_OUT = 1 / 8  # of the clips that are looked at: their round trip is measured, and decides nothing
-_BLOCKS_PER_NUMBER = 3  # blocks for each number of a block, and at least so many:
-_LEAST_BLOCKS = 8192
+_BLOCKS_PER_NUMBER = 2  # blocks for each number of a block, and at least so many:
+_LEAST_BLOCKS = 6144
 _SHARDS = 8  # of the clips; sums are added shard by shard, so that every number of ranks gives the same bits
 _CLIPS_AT_ONCE = 16
 

@@ -17,7 +17,7 @@ from longtake.encoders.blocks import folded, slow_motion
 from longtake.encoders.config import LinearConfig
 from longtake.random import Purpose, uniforms
 
-_OVERSAMPLED, _ITERATIONS = 2.0, 6  # of the subspace iteration: it finds the variance of all components to 1e-6
+_OVERSAMPLED, _ITERATIONS = 1.5, 6  # of the subspace iteration: it finds the variance of all components to 1e-6
 _LEAST_SPREAD = 1e-3  # of the largest standard deviation: components that few clips decide are not blown up
 
 
