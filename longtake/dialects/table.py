@@ -107,7 +107,8 @@ def _translate(work: Translation, row: KeyRow, node: Node) -> None:
 
 
 def _put(work: Translation, row: KeyRow, node: Node, named_as: str) -> None:
-    if row.key in work.laid and work.is_given(row.ours):
+    is_section = row.key.startswith(f"{row.ours}.")  # what stands under `ours` is the other system's section
+    if row.key in work.laid and work.is_given(row.ours) and not is_section:
         return  # a default yields to what is written
     value = plain(node)
     if row.values is not None:

@@ -253,8 +253,9 @@ def _from_table(path: Path, text: str, faults: list[str], companions: Sequence[s
         brings = tuple((name, ";".join(files)) for name in companions if (files := _beside(path, row.get(name) or "")))
         rest = {"mask": next(iter(masks), None), "brings": brings, **shares}
         rest |= {"kind": cell["cond_type"] or None, "carries": cell["carries"] or None}
-        options = tuple((key, _option(key, cell[key], number + 1, faults)) for key in OPTIONS if cell[key])
-        prompts.append(Prompt(cell["text"], name, cell["neg"] or None, refs, options=options, **rest))
+        options = {key: _option(key, cell[key], number + 1, faults) for key in OPTIONS if cell[key]}
+        said = tuple((key, value) for key, value in options.items() if value is not None)
+        prompts.append(Prompt(cell["text"], name, cell["neg"] or None, refs, options=said, **rest))
     return prompts
 
 
@@ -264,15 +265,16 @@ def _beside(table: Path, cell: str) -> tuple[str, ...]:
     return tuple(str(beside if (beside := table.parent / place).exists() else place) for place in places)
 
 
-def _option(key: str, text: str, row: int, faults: list[str]) -> Any:
-    """What a cell of a column in `OPTIONS` says."""
+def _option(key: str, text: str, row: int, faults: list[str]) -> int | float | None:
+    """The number in a cell of a column in `OPTIONS`; None with a fault where it holds none that is finite."""
     try:
         value = OPTIONS[key](text)
-        if isinstance(value, float) and not isfinite(value):
-            raise ValueError
-        return value
     except ValueError:
+        value = None
+    if value is None or not isfinite(value):
         faults.append(f"{key} in row {row} is {text!r}, not {'a whole' if OPTIONS[key] is int else 'a'} number")
+        return None
+    return value
 
 
 def _share(text: str, place: str, faults: list[str]) -> float | None:

@@ -8,17 +8,18 @@ from typing import Any
 from hypothesis import strategies as st
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True).filter(lambda name: not iskeyword(name))
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)  # what a file can hold
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-(2**70), 2**70),
     st.floats(allow_nan=False, allow_infinity=False),
-    st.text(max_size=12),
+    TEXT,
 )
 LEAVES = (
     SCALARS | st.lists(SCALARS, max_size=4) | st.tuples(SCALARS) | st.lists(st.tuples(SCALARS, SCALARS), max_size=3)
 )
-KEYS = st.integers(-(10**6), 10**6) | st.text(max_size=6).filter(lambda key: key != "_delete_")
+KEYS = st.integers(-(10**6), 10**6) | TEXT.filter(lambda key: key != "_delete_")
 
 
 def dicts(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[Any, Any]]:

@@ -215,7 +215,7 @@ def test_all_faults_of_a_file_of_prompts_are_said_before_a_checkpoint_comes(trai
     file.write_text("text,seed,guidance,num_steps\na,x,1,2\nb,1,nan,2\nc,1,2,0\n")
     with pytest.raises(UserError) as caught:
         watched(run, overrides=("--validation.prompts", str(file)))
-    for said in ("seed in row 1 is 'x'", "guidance = nan: ", "in row 2", "num_steps = 0: ", "in row 3"):
+    for said in ("seed in row 1 is 'x'", "guidance in row 2 is 'nan'", "num_steps = 0: ", "in row 3"):
         assert said in str(caught.value)
 
 
