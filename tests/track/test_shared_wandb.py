@@ -94,9 +94,13 @@ def write(address: str, *words: object) -> subprocess.Popen[str]:
     own |= {"PYTHONPATH": str(Path(longtake.__file__).parents[1])}
     program = WRITER.replace("wandb_shared=True", f"wandb_shared={'WANDB_MODE' not in os.environ}")
     command = [sys.executable, "-c", textwrap.dedent(program), *map(str, words)]
-    return subprocess.Popen(
-        command, env={**os.environ, **own}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(command, env=alone(own), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def alone(own: dict[str, str]) -> dict[str, str]:
+    """The environment without the W&B service of this process, which an earlier test may have started: processes that
+    share one cannot write into the same run."""
+    return {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"} | own
 
 
 @pytest.mark.slow
@@ -149,7 +153,7 @@ def test_offline_folders_of_training_and_watching_sync_without_replacing_rows(
     assert len(folders) == 3
     own = {"WANDB_BASE_URL": address, "WANDB_API_KEY": "k" * 40}
     command = [Path(sys.executable).parent / "wandb", "sync", "--yes", *folders]
-    subprocess.run(command, env={**os.environ, **own}, cwd=tmp_path, check=True, capture_output=True, timeout=150)
+    subprocess.run(command, env=alone(own), cwd=tmp_path, check=True, capture_output=True, timeout=150)
     rows = [Server.rows[place] for place in sorted(Server.rows)]
     assert sorted(row["global_step"] for row in rows if "loss" in row) == [1, 2, 3, 4, 5]
     assert [row["watch/step"] for row in rows if "watch/loss" in row] == [3, 2]
