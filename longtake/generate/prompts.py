@@ -265,13 +265,13 @@ def _beside(table: Path, cell: str) -> tuple[str, ...]:
     return tuple(str(beside if (beside := table.parent / place).exists() else place) for place in places)
 
 
-def _option(key: str, text: str, row: int, faults: list[str]) -> int | float | None:
-    """The number in a cell of a column in `OPTIONS`; None with a fault where it holds none that is finite."""
+def _option(key: str, text: str, row: int, faults: list[str]) -> int | float | str | None:
+    """The value in a cell of a column in `OPTIONS`; None with a fault where a number is missing or not finite."""
     try:
         value = OPTIONS[key](text)
     except ValueError:
         value = None
-    if value is None or not isfinite(value):
+    if value is None or (isinstance(value, float) and not isfinite(value)):
         faults.append(f"{key} in row {row} is {text!r}, not {'a whole' if OPTIONS[key] is int else 'a'} number")
         return None
     return value
