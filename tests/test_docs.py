@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +13,9 @@ import pytest
 
 from longtake.data import write_image, write_video
 from tests import conftest
-from tests.train.runs import run_command
+from tests.pasted import Walk, walk_in
 
 ROOT = Path(__file__).parent.parent
-Walk = Callable[[str], str]
 
 
 def blocks(section: str) -> list[tuple[str, str]]:
@@ -28,7 +25,7 @@ def blocks(section: str) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("tool", ["config_keys", "cli_reference"])
+@pytest.mark.parametrize("tool", ["config_keys", "cli_reference", "migrating_tables", "verified_table"])
 def test_a_reference_page_is_what_its_tool_writes(tool: str) -> None:
     check = [sys.executable, str(ROOT / "tools" / f"{tool}.py"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True, timeout=600)
@@ -122,16 +119,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def walk(capsys: pytest.CaptureFixture[str]) -> Walk:
-    """What a command line of the page prints; it must not fail."""
-
-    def walk(line: str) -> str:
-        program, *words = shlex.split(line)
-        assert program == "longtake"
-        code, out, error = run_command(capsys, words)
-        assert code == 0, f"{line}\n{out}\n{error}"
-        return out
-
-    return walk
+    return walk_in(capsys)
 
 
 def _commands() -> list[str]:

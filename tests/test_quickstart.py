@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +17,11 @@ import typer
 from longtake.cli.app import app
 from longtake.data import write_video
 from tests.hub_server import hub_of
-from tests.train.runs import run_command
+from tests.pasted import Walk, walk_in
 from tests.verification.releases import cogvideox
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
-Walk = Callable[[str], str]
 
 # The preset's sizes, brought down to those of the tiny weights.
 TINY_WEIGHTS = """
@@ -42,16 +41,7 @@ def commands(section: str) -> list[str]:
 
 @pytest.fixture
 def walk(capsys: pytest.CaptureFixture[str]) -> Walk:
-    """The output of a command line of the page; it must not fail."""
-
-    def walk(line: str) -> str:
-        program, *words = shlex.split(line)
-        assert program == "longtake"
-        code, out, error = run_command(capsys, words)
-        assert code == 0, f"{line}\n{out}\n{error}"
-        return out
-
-    return walk
+    return walk_in(capsys)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ python tools/cli_reference.py --check    exit 1 if the page is not what would be
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
+from generated_page import write_or_check
 from typer.models import ArgumentInfo, OptionInfo, ParameterInfo
 
 from longtake.cli.app import NAME, app
@@ -201,16 +201,5 @@ def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def main() -> None:
-    """Write or check the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    if parser.parse_args().check:
-        if PAGE.read_text(encoding="utf-8") != page():
-            sys.exit("docs/cli.md: not up to date; run python tools/cli_reference.py")
-    else:
-        PAGE.write_text(page(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(PAGE, lambda _: page(), __doc__)

@@ -6,13 +6,12 @@ python tools/config_keys.py --check    exit 1 if the page is not what would be w
 
 from __future__ import annotations
 
-import argparse
-import sys
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from generated_page import write_or_check
 from pydantic.fields import FieldInfo
 
 from longtake.config import Section
@@ -147,16 +146,5 @@ def shown_type(kind: Any) -> str:
     return "None" if kind is type(None) else getattr(kind, "__name__", str(kind)).lower().replace("any", "any value")
 
 
-def main() -> None:
-    """Writes or checks the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    if parser.parse_args().check:
-        if PAGE.read_text(encoding="utf-8") != page():
-            sys.exit("docs/config_keys.md: not up to date; run python tools/config_keys.py")
-    else:
-        PAGE.write_text(page(), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(PAGE, lambda _: page(), __doc__)

@@ -8,12 +8,12 @@ A table goes between the lines `<!-- keys: NAME -->` and `<!-- end -->`; the res
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from generated_page import write_or_check
 
 from longtake.config.faults import shown
 from longtake.dialects.cogvideox_fun import keys as cogvideox_fun
@@ -116,18 +116,5 @@ def code(value: Any) -> str:
     return f"`{value if isinstance(value, str) else shown(value)}`"
 
 
-def main() -> None:
-    """Write the page, or check it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare only")
-    is_check = parser.parse_args().check
-    written = PAGE.read_text(encoding="utf-8")
-    wanted = page(written)
-    if is_check and written != wanted:
-        sys.exit(f"{PAGE} is not what the dialects say; run python tools/migrating_tables.py")
-    if not is_check:
-        PAGE.write_text(wanted, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(PAGE, page, __doc__)

@@ -6,9 +6,9 @@ python tools/verified_table.py --check    exit 1 if the table is not what would 
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
+
+from generated_page import write_or_check
 
 from longtake.verification import read_verified, verified_table
 
@@ -24,19 +24,5 @@ def with_table(page: str, records: Path) -> str:
     return f"{before}{BEGIN}{verified_table(read_verified(records))}\n{END}{after}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, compare")
-    page = PAGE.read_text(encoding="utf-8")
-    expected = with_table(page, RECORDS)
-    if not parser.parse_args().check:
-        PAGE.write_text(expected, encoding="utf-8")
-        return 0
-    if page != expected:
-        print(f"{PAGE.name}: the table of verified presets is out of date; run {Path(__file__).name}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    write_or_check(PAGE, lambda text: with_table(text, RECORDS), __doc__)

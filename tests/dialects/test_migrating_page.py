@@ -54,11 +54,6 @@ def test_the_page_has_commands() -> None:
     assert len(ROWS) >= 12
 
 
-def test_tables_of_the_page_are_those_of_the_dialects() -> None:
-    text = migrating_tables.PAGE.read_text(encoding="utf-8")
-    assert migrating_tables.page(text) == text, "run python tools/migrating_tables.py"
-
-
 def test_table_cell_names_the_answer_to_its_key() -> None:
     row = KeyRow("a", ours="b.c", values={"x": "y"})
     assert migrating_tables.cell(row) == "`b.c`: `x` is `y`; others are refused"
