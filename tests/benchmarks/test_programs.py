@@ -47,6 +47,17 @@ def test_benchmark_at_its_smallest_size_prints_a_table_and_writes_figures(name: 
         assert content["figures"]["same_weights"]
 
 
+@pytest.mark.weekly
+@pytest.mark.timeout(1200)
+def test_chaos_20_kills_change_no_bit(tmp_path: Path) -> None:
+    words = ["-m", "tests.benchmarks.program", "chaos", "--kills", "20", "--json", tmp_path / "figures.json"]
+    done = forks.run([sys.executable, *words], timeout=1100)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["figures"]
+    assert found["same_steps"]
+    assert found["same_weights"]
+
+
 def figures(losses: Sequence[float], tensors: str = "a") -> dict[str, Any]:
     steps = [[number, "digest", loss.hex()] for number, loss in enumerate(losses, 1)]
     return {"steps": steps, "hash": tensors, "tensors": 2}

@@ -80,6 +80,17 @@ def test_the_demo_of_cogvideox_fun_in_short(tmp_path: Path) -> None:
     assert "adapters at strength 0 are the run without" in page
 
 
+@pytest.mark.weekly
+@pytest.mark.timeout(2400)
+def test_the_demo_of_cogvideox_fun_learns_colours_in_a_tenth_of_its_steps(tmp_path: Path) -> None:
+    words = ["--max-steps", "320", "--sampling_option.num_steps", "10", "--device", "cpu"]
+    small = {"num_clips": 600, "system": "cogvideox_fun", "of_adapters": ["--max-steps", "10"]}
+    found = run_demo(tmp_path / "demo", make_console(), words, **small).accuracy
+    assert found["main"].colour >= 0.9
+    assert found["held_back_before"].colour <= 0.3
+    assert found["from_stills"].colour >= 0.9
+
+
 def interrupted(*arguments: object) -> None:
     raise KeyboardInterrupt
 

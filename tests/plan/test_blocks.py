@@ -81,7 +81,7 @@ FAMILIES = {
     "stdit3": STDiT3Config(**WIDTHS, caption_channels=32),
 }
 SIZES = [(1, 13, 46, 62), (3, 7, 46, 62), (2, 10, 30, 54), (3, 1, 46, 62)]  # samples, latent frames, rows, columns
-DEGREES = [(1, 1), (2, 2)]
+DEGREES = [(1, 1), (2, 2), *(pytest.param(*pair, marks=pytest.mark.weekly) for pair in ((2, 1), (1, 2)))]
 
 
 @pytest.mark.parametrize(("sequence", "tensor"), DEGREES, ids=str)

@@ -182,7 +182,8 @@ def test_compile_dynamic_follows_from_the_number_of_shapes_unless_it_is_given(
         return settle_blocks(config, world, Choices(world, {}, said.append), said.append)[0].compile_dynamic
 
     assert settled(config, said := []) is dynamic
-    assert said[0].startswith(f"compile_dynamic = {dynamic}: {len(shapes)} shapes (batch x tokens) of the bucket table")
+    rule = f"{'above' if dynamic else 'at most'} {len(shapes) - dynamic}"
+    assert said[0] == f"compile_dynamic = {dynamic}: {len(shapes)} shapes (batch x tokens) of the bucket table, {rule}"
     assert settled(config.model_copy(update={"compile_dynamic": not dynamic}), said := []) is not dynamic
     assert settled(config.model_copy(update={"compile": False}), said) is None
     assert said == []
