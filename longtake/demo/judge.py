@@ -88,7 +88,7 @@ def is_continuous(frames: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a clip shows what its prompt names; None for what the prompt does not name."""
+    """What a clip shows of its prompt: True for what is right, None for what the prompt does not name."""
 
     colour: bool
     shape: bool | None
@@ -96,7 +96,7 @@ class Verdict:
 
 
 def is_right(prompt: str, judgement: Judgement) -> Verdict:
-    """Compare a clip with its prompt. Of a shape that is gone: whether nothing is coloured."""
+    """Compare a clip with its prompt. A shape that is gone is right where nothing is coloured."""
     words = prompt.lower().replace(",", " ").replace(".", " ").split()
     if "gone" in words:
         return Verdict(judgement.colour is None, None, None)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from textwrap import fill
 
 MANY = 10**6  # arguments of a flag that takes a list
+FLAGS_ALONE = Path(__file__).with_name("flags_alone.toml")  # the run file of command lines that name none
 
 
 def split(

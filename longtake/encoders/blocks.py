@@ -8,12 +8,28 @@ import torch
 from torch import Tensor
 
 
-def slow_motion(num_frames: int, block: int, like: Tensor) -> Tensor:
+def _slow_motion(num_frames: int, block: int, like: Tensor) -> Tensor:
     """Linear interpolation in time that keeps the first and the last frame, `[block, num_frames]`, on the device of
     `like`."""
     place = torch.linspace(0, num_frames - 1, block, dtype=torch.float64, device=like.device)
     frames = torch.arange(num_frames, device=like.device)
     return (1 - (place[:, None] - frames).abs()).clamp(min=0).to(like.dtype)
+
+
+def fill_block(video: Tensor, block: int) -> Tensor:
+    """Pixels `[B, C, T, H, W]`, slowed down to `block` frames where they have fewer."""
+    if video.shape[2] >= block:
+        return video
+    return torch.einsum("st,bcthw->bcshw", _slow_motion(video.shape[2], block, video), video)
+
+
+def cut_frames(video: Tensor, num_frames: int, block: int) -> Tensor:
+    """The first `num_frames` frames of pixels `[B, C, T, H, W]`; the inverse of `fill_block` of fewer than `block`:
+    those that fit the block best, by least squares."""
+    if num_frames < block:
+        fitted = torch.linalg.pinv(_slow_motion(num_frames, block, video))
+        video = torch.einsum("ts,bcshw->bcthw", fitted, video)
+    return video[:, :, :num_frames]
 
 
 def folded(video: Tensor, dim: int, block: int, inverse: bool = False) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from longtake.encoders.autoencoder import Autoencoder
-from longtake.encoders.blocks import folded, slow_motion
+from longtake.encoders.blocks import cut_frames, fill_block, folded
 from longtake.encoders.config import LinearConfig
 from longtake.random import Purpose, uniforms
 
@@ -93,9 +93,7 @@ def join_blocks(config: LinearConfig, blocks: Mapping[str, Tensor], num_frames: 
 
 def _split(config: LinearConfig, video: Tensor, temporal: int) -> Tensor:
     side = config.spatial
-    if video.shape[2] < temporal:
-        motion = slow_motion(video.shape[2], temporal, video)
-        video = torch.einsum("st,bcthw->bcshw", motion, video)
+    video = fill_block(video, temporal)
     if config.overlap:
         for dim, block in ((2, temporal), (3, side), (4, side)):
             video = folded(video, dim, block)
@@ -112,10 +110,7 @@ def _join(config: LinearConfig, blocks: Tensor, temporal: int, num_frames: int) 
     if config.overlap:
         for dim, block in ((2, temporal), (3, side), (4, side)):
             video = folded(video, dim, block, inverse=True)
-    if num_frames < temporal:
-        fitted = torch.linalg.pinv(slow_motion(num_frames, temporal, video))
-        video = torch.einsum("ts,bcshw->bcthw", fitted, video)
-    return video[:, :, :num_frames]
+    return cut_frames(video, num_frames, temporal)
 
 
 class BlockStatistics:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from longtake.encoders.autoencoder import Autoencoder
-from longtake.encoders.blocks import lapped, slow_motion
+from longtake.encoders.blocks import cut_frames, fill_block, lapped
 from longtake.encoders.config import PixelConfig
 
 
@@ -28,8 +28,7 @@ class PixelAutoencoder(Autoencoder):
         """Pixels `[B, 3, T, H, W]` in [-1, 1] -> "mean" `[B, C, F, h, w]` of the same dtype, C in the order
         (c, t, y, x), with `overlap` (c, t, vertical frequency, horizontal frequency): the latents, never drawn."""
         pt, ps = self.config.temporal, self.config.spatial
-        if video.shape[2] < pt:
-            video = torch.einsum("st,bcthw->bcshw", slow_motion(video.shape[2], pt, video), video)
+        video = fill_block(video, pt)
         b, c, t, height, width = video.shape
         if self.config.overlap:
             video = lapped(height, ps, video) @ video @ lapped(width, ps, video).T
@@ -46,7 +45,4 @@ class PixelAutoencoder(Autoencoder):
         video = blocks.permute(0, 1, 5, 2, 6, 3, 7, 4).reshape(b, 3, f * pt, h * ps, w * ps)
         if self.config.overlap:
             video = lapped(h * ps, ps, video).T @ video @ lapped(w * ps, ps, video)
-        if num_frames < pt:
-            fitted = torch.linalg.pinv(slow_motion(num_frames, pt, video))
-            video = torch.einsum("ts,bcshw->bcthw", fitted, video)
-        return video[:, :, :num_frames].clamp(-1, 1)
+        return cut_frames(video, num_frames, pt).clamp(-1, 1)

@@ -111,8 +111,10 @@ def run_tree(checkpoint: Path) -> dict[str, Any]:
     file = checkpoint.parent / "config.py"
     if not file.exists():
         raise UserError(f"{checkpoint.parent}: no config.py beside the checkpoint; give the folder of a training run")
-    tree = load_config(file, [], dict[str, Any]).tree
-    return {**tree, **{key: {**tree[key], **own} for key, own in fitted_layer(tree, checkpoint.parent).items()}}
+    tree = dict(load_config(file, [], dict[str, Any]).tree)
+    for section, own in fitted_layer(tree, checkpoint.parent).items():
+        tree[section] = {**tree[section], **own}
+    return tree
 
 
 def run_sections(checkpoint: Path) -> tuple[ModelSection, LoraConfig | None]:

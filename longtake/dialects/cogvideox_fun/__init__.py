@@ -17,14 +17,12 @@ from longtake.dialects.cogvideox_fun.keys import ROWS
 from longtake.dialects.cogvideox_fun.launch import translate_launch
 from longtake.dialects.cogvideox_fun.places import WHOLE, fault_of_folder, translate_model, translate_places
 from longtake.dialects.cogvideox_fun.training import refuse_nothing_trained, translate_rates, translate_training
-from longtake.dialects.command_line import as_flag, end_with_help, split
+from longtake.dialects.command_line import FLAGS_ALONE, as_flag, end_with_help, split
 from longtake.dialects.names import refuse_typos
 from longtake.dialects.table import arities_of, keys_of, lay_defaults
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
 from longtake.system.tiny import take_tiny
 from longtake.train import RunConfig
-
-_NO_FILE = Path(__file__).parents[1] / "flags_alone.toml"
 
 
 class CogVideoXFun:
@@ -62,7 +60,7 @@ class CogVideoXFun:
             as_flag(key, values, is_text=rows[key].takes == "text", is_list=rows[key].takes == "list")
             for key, values in given.items()
         ]
-        return [verb, str(_NO_FILE), *["--tiny"] * self._tiny, *own, *others]
+        return [verb, str(FLAGS_ALONE), *["--tiny"] * self._tiny, *own, *others]
 
     def find(self, path: Path) -> Path | None:
         """No file of CogVideoX-Fun is a base of run files."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from longtake.config import Heights
 from longtake.config.tree import Branch
 from longtake.contracts import UserError
-from longtake.dialects.command_line import end_with_help
+from longtake.dialects.command_line import FLAGS_ALONE, end_with_help
 from longtake.dialects.names import refuse_typos
 from longtake.dialects.table import keys_of
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
@@ -23,7 +23,6 @@ from longtake.generate import GenerateConfig
 from longtake.system.tiny import take_tiny
 from longtake.train import RunConfig
 
-_NO_FILE = Path(__file__).parents[1] / "flags_alone.toml"
 _SCRIPTS = {"train": "train.py", "generate": "sample.py"}
 
 
@@ -47,7 +46,7 @@ class TTTVideoDialect:
         refuse_typos(others, known, script, RunConfig if self._verb == "train" else GenerateConfig)
         if run is not None and not Path(run).is_file():
             raise UserError(f"--{CONFIG_FILE} {run}: there is no such file; give one of configs/, or of your own")
-        return [self._verb, run or str(_NO_FILE), *["--tiny"] * self._tiny, *self._flags.values(), *others]
+        return [self._verb, run or str(FLAGS_ALONE), *["--tiny"] * self._tiny, *self._flags.values(), *others]
 
     def find(self, path: Path) -> Path | None:
         """No file of TTT-Video is a base of run files."""
