@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,6 +18,7 @@ from longtake.durable import write_whole
 
 MOST_BYTES = 1 << 26
 _PACKAGE = Path(__file__).parent
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # but tab and line breaks
 _MARKS = {  # UTF-32's mark begins with that of UTF-16
     "UTF-32": (b"\xff\xfe\0\0", b"\0\0\xfe\xff"),
     "UTF-16": (b"\xff\xfe", b"\xfe\xff"),
@@ -51,6 +53,13 @@ def decode_text(data: bytes) -> str:
     if "\0" in text:
         raise ValueError("it has NUL bytes, as UTF-16 without its mark")
     return text
+
+
+def readable_text(text: str) -> str:
+    """A text for a model, control characters other than tab and line breaks as blanks. Raises `ValueError` for NUL."""
+    if "\0" in text:
+        raise ValueError("has a NUL character, as UTF-16 without its mark")
+    return _CONTROL.sub(" ", text)
 
 
 def cache_folder() -> Path:

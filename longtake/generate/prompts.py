@@ -12,7 +12,7 @@ from typing import Any
 from longtake.contracts import UserError
 from longtake.data.tables.csv_records import read_header, records
 from longtake.generate.prompt_lines import has_options, is_comment, read_line
-from longtake.small_files import decode_text, parse_json
+from longtake.small_files import decode_text, parse_json, readable_text
 
 MAX_NAME_BYTES = 200  # file systems take 255; a number, a suffix and a temporary name are added
 TABLE_FIX = "mend these rows, or take them out"
@@ -120,7 +120,7 @@ def _from_file(
 ) -> list[Prompt]:
     try:
         data = path.read_bytes()
-        text = decode_text(data)
+        text = readable_text(decode_text(data))
     except (OSError, ValueError) as error:
         raise UserError(
             f"prompts = {str(path)!r}: cannot be read ({_why_unread(error)}); give a .txt, .csv or .json file"
@@ -210,6 +210,8 @@ def _scene_faults(scenes: Any) -> Iterator[str]:
         if not isinstance(scene, dict) or not isinstance(scene.get("text"), str) or not scene["text"].strip():
             yield f"scene {number} has no text"
             continue
+        if "\0" in scene["text"]:
+            yield f"the text of scene {number} has a NUL character"
         for key, value in scene.items():
             if key not in _OF_SCENES:
                 yield f"scene {number} has {key!r}, which is none of {', '.join(_OF_SCENES)}"

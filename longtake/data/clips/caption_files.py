@@ -6,7 +6,7 @@ import os
 import unicodedata
 from pathlib import Path
 
-from longtake.small_files import decode_text, read_small
+from longtake.small_files import decode_text, read_small, readable_text
 
 CAPTION_SUFFIX = ".txt"
 
@@ -48,7 +48,7 @@ def read_caption(file: Path) -> str:
     Raises `ValueError` with the reason where it cannot be read.
     """
     try:
-        return decode_text(read_small(file)).strip()
+        return readable_text(decode_text(read_small(file))).strip()
     except UnicodeDecodeError as error:
         raise ValueError(f"its caption {file.name} is not UTF-8 ({error.reason}); save it as UTF-8") from error
     except OSError as error:

@@ -16,7 +16,7 @@ import numpy as np
 
 from longtake.data.clips.video import ClipError
 from longtake.data.rules import named
-from longtake.small_files import parse_json, read_small
+from longtake.small_files import parse_json, read_small, readable_text
 
 Kind = Literal["train", "inference"]
 
@@ -78,7 +78,7 @@ def single_caption(cell: str) -> str:
     """The caption of a model that takes one text. Raises `ValueError` for a cell with several, as a story has."""
     parts = _listed(cell)
     if len(parts) == 1 and isinstance(parts[0], str):
-        return parts[0]
+        return readable_text(parts[0])
     if all(isinstance(part, str) for part in parts):
         raise ValueError(f"captions found: {len(parts)}, needed: 1")
     return cell
@@ -89,7 +89,7 @@ def captions_in(cell: str) -> tuple[str, ...]:
     parts = _listed(cell)
     if not all(isinstance(part, str) for part in parts):
         raise ValueError("its captions are not a JSON array of texts")
-    return tuple(parts)
+    return tuple(map(readable_text, parts))
 
 
 def segment_captions(cell: str, needed: int) -> tuple[str, ...]:

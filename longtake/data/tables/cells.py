@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtake.contracts import UserError
+from longtake.small_files import parse_json, readable_text
 
 SCORE = "score_vmafmotion"
 UNEVEN = "uneven_times"  # 1 where frames of a video are not shown at equal steps
@@ -24,8 +25,21 @@ _EMPTY = (  # what pyarrow reads as an empty cell in a column of numbers
     *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "N/A", "NA", "NULL"),
     *("NaN", "n/a", "nan", "null"),
 )
+_NOT_TEXTS = ("path", "control", "clip_id")  # columns of strings that no model reads
+_CONTROL = r"[^\P{Cc}\t\n\r]"
+_JSON_CELLS = {b"longtake_cells": b"json"}
 _BLANKS = " \t"  # that the reader of a CSV takes away around a number
 _SHOWN = 40  # letters of a cell that is no number
+
+
+def json_field(name: str) -> pa.Field:
+    """A column of strings whose cells are JSON: values of several kinds, in a table whose columns have one each."""
+    return pa.field(name, pa.string(), metadata=_JSON_CELLS)
+
+
+def holds_json(field: pa.Field) -> bool:
+    """True for a field of `json_field`."""
+    return pa.types.is_string(field.type) and _JSON_CELLS.items() <= (field.metadata or {}).items()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +53,9 @@ class RawRows:
 def plain_schema(schema: pa.Schema, source: Path, texts: Collection[str] | None = ()) -> pa.Schema:
     """The kinds that cells are given: one kind of text, no dictionaries, and numbers where training reads numbers.
 
-    texts: columns of captions besides `text`, in which too lists of texts become JSON arrays; None: all. Raises
-    `UserError` where path, text or one of `NUMBERS` is of a kind that cannot be made text or numbers.
+    texts: columns of captions besides `text`, which are text whatever their cells are, see `readable_cells`, but for
+    columns of numbers; None: any column may be one, and lists of texts become JSON arrays. Raises `UserError` where
+    path, text or one of `NUMBERS` is of a kind that cannot be made text or numbers.
     """
     fields = []
     for field in schema:
@@ -49,15 +64,23 @@ def plain_schema(schema: pa.Schema, source: Path, texts: Collection[str] | None 
         if is_text:
             kind = pa.string()
         is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-        is_caption = (texts is None or field.name in texts) and _is_list(kind) and _is_text(kind.value_type)
-        if field.name in ("path", "text") or is_caption or (field.name in NUMBERS and not is_number):
+        may_be_captions = texts is None and _is_list(kind) and _is_text(kind.value_type)
+        is_floating_text = field.name == "text" and pa.types.is_floating(kind)  # NaN alone, as pandas writes it
+        if may_be_captions or is_floating_text or (is_caption(field.name, texts or ()) and not is_number):
+            fields.append(pa.field(field.name, pa.string()))
+            continue
+        if field.name in ("path", "text") or (field.name in NUMBERS and not is_number):
             wanted, words = (pa.float64(), "numbers") if field.name in NUMBERS else (pa.string(), "text")
-            may_be_text = words == "text" and field.name != "path" and (_is_list(kind) or pa.types.is_floating(kind))
-            if not (is_text or may_be_text or pa.types.is_null(kind)):
+            if not (is_text or pa.types.is_null(kind)):
                 raise UserError(f"{source}: column {field.name} holds {kind}; it must hold {words}")
             kind = wanted
-        fields.append(pa.field(field.name, kind))
+        fields.append(pa.field(field.name, kind, metadata=field.metadata if holds_json(field) else None))
     return pa.schema(fields)
+
+
+def is_caption(name: str, texts: Collection[str]) -> bool:
+    """Whether a column holds what a model reads: `text`, or another one of `texts`."""
+    return name == "text" or (name in texts and name not in (*_NOT_TEXTS, *NUMBERS))
 
 
 def joined_schema(schemas: Sequence[tuple[Path, pa.Schema]]) -> pa.Schema:
@@ -67,11 +90,15 @@ def joined_schema(schemas: Sequence[tuple[Path, pa.Schema]]) -> pa.Schema:
     that do not go together.
     """
     fields: dict[str, tuple[Path, pa.DataType]] = {}
+    of_json: dict[str, bool] = {}
     for source, schema in schemas:
         for field in schema:
             before = fields.setdefault(field.name, (source, field.type))
             fields[field.name] = (source, _joined(field.name, *before, source, field.type))
-    return pa.schema([(name, kind) for name, (_, kind) in fields.items()])
+            of_json[field.name] = of_json.get(field.name, True) and (holds_json(field) or pa.types.is_null(field.type))
+    joined = {name: pa.field(name, kind) for name, (_, kind) in fields.items()}
+    is_json = {name: of_json[name] and pa.types.is_string(field.type) for name, field in joined.items()}
+    return pa.schema([json_field(name) if is_json[name] else field for name, field in joined.items()])
 
 
 def _joined(name: str, first: Path, one: pa.DataType, second: Path, other: pa.DataType) -> pa.DataType:
@@ -138,11 +165,15 @@ class CsvKind:
                 self._kind = pa.float64()
 
 
-def readable_cells(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, dict[int, str]]:
+def readable_cells(
+    batch: pa.RecordBatch, schema: pa.Schema, texts: Collection[str] | None = ()
+) -> tuple[pa.RecordBatch, dict[int, str]]:
     """A batch with the columns and kinds of `schema`, and the rows with a cell that cannot be read, each with a reason.
 
-    Such a cell is left empty, as is a column that the batch lacks. Not readable are texts that are not UTF-8, and
-    other text where training reads numbers. Raises `pa.ArrowException` for what is damaged, and for other kinds.
+    Such a cell is left empty, as is a column that the batch lacks. Not readable are texts that are not UTF-8, other
+    text where training reads numbers, and in `text` and the captions of `texts` (None: any column of strings) a value
+    that is not one text, or a NUL; their other control characters become blanks. Raises `pa.ArrowException` for what
+    is damaged, and for other kinds.
     """
     columns, wrong = [], {}
     for field in schema:
@@ -152,12 +183,19 @@ def readable_cells(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordB
         column.validate(full=not is_text)  # of a damaged file Arrow would read beyond the end
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
-        if pa.types.is_string(field.type) and (_is_list(column.type) or pa.types.is_floating(column.type)):
-            column = _texts_of_values(column, field.name, wrong)
-        elif is_text:
+        is_values = _is_list(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
+        is_values |= is_caption(field.name, texts or ())
+        if is_text:
             column = _texts(column, field.name, wrong)
             if field.name in NUMBERS and not pa.types.is_string(field.type):
                 column = _numbers(column, field.name, wrong)
+            elif place >= 0 and holds_json(batch.schema.field(place)) and not holds_json(field):
+                values = [None if cell is None else parse_json(cell, finite=False) for cell in column.to_pylist()]
+                column = _texts_of_values(values, field.name, wrong)
+        elif pa.types.is_string(field.type) and is_values and not pa.types.is_null(column.type):
+            column = _texts_of_values(column.to_pylist(), field.name, wrong)
+        if pa.types.is_string(column.type) and (texts is None or is_caption(field.name, texts)):
+            column = _without_control(column, field.name, wrong)
         columns.append(column if column.type == field.type else pc.cast(column, field.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema), wrong
 
@@ -168,25 +206,39 @@ def text_of(value: Any, is_path: bool = False) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):
-        raise ValueError(f"{json.dumps(value)}, expected a text")
+        raise ValueError(f"is {json.dumps(value)}, expected a text")
     if isinstance(value, int | float):
         return str(value) if math.isfinite(value) else None
     if isinstance(value, list) and not is_path:
         if not all(isinstance(part, str) for part in value):
-            raise ValueError("a list with something other than texts, expected a text or a list of texts")
-        return json.dumps(value, ensure_ascii=False) if value else None
-    raise ValueError(f"{'a list' if isinstance(value, list) else 'an object'}, expected a text")
+            raise ValueError("is a list with something other than texts, expected a text or a list of texts")
+        return json.dumps([readable_text(part) for part in value], ensure_ascii=False) if value else None
+    raise ValueError(f"is {'a list' if isinstance(value, list) else 'an object'}, expected a text")
 
 
-def _texts_of_values(column: pa.Array, name: str, wrong: dict[int, str]) -> pa.Array:
+def _texts_of_values(values: Sequence[Any], name: str, wrong: dict[int, str]) -> pa.Array:
     texts: list[str | None] = []
-    for row, value in enumerate(column.to_pylist()):
+    for row, value in enumerate(values):
         try:
             texts.append(text_of(value, is_path=name == "path"))
         except ValueError as error:
             texts.append(None)
-            wrong.setdefault(row, f"{name} is {error}")
+            wrong.setdefault(row, f"{name} {error}")
     return pa.array(texts, pa.string())
+
+
+def _without_control(column: pa.Array, name: str, wrong: dict[int, str]) -> pa.Array:
+    has_control = pc.fill_null(pc.match_substring_regex(column, _CONTROL), False)
+    if name in _NOT_TEXTS or not pc.any(has_control).as_py():
+        return column
+    cells = column.to_pylist()
+    for row in np.flatnonzero(np.asarray(has_control)).tolist():
+        try:
+            cells[row] = readable_text(cells[row])
+        except ValueError as error:
+            cells[row] = None
+            wrong.setdefault(row, f"{name} {error}")
+    return pa.array(cells, column.type)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from longtake.contracts import UserError
-from longtake.data.tables.cells import NUMBERS, RawRows, text_of
-from longtake.small_files import encoding_by_mark, is_unicode
+from longtake.data.tables.cells import NUMBERS, RawRows, holds_json, is_caption, json_field, text_of
+from longtake.small_files import encoding_by_mark, is_unicode, parse_json
 
 SUFFIXES = (".json", ".jsonl")
 _ROWS = 65536  # rows that are Python objects at once, in a .jsonl
@@ -51,7 +51,7 @@ def open_json(source: Path, texts: Collection[str] = ()) -> JsonTable:
         for name in dict.fromkeys(name for row in objects for name in row):
             if not is_unicode(name):
                 raise UserError(f"{source}: the name of a column, {name!r}, is not text in UTF-8; rename it")
-            columns.setdefault(name, _Column(name, name in texts)).add([row.get(name) for row in objects])
+            columns.setdefault(name, _Column(name, is_caption(name, texts))).add([row.get(name) for row in objects])
         faults = [f"{_place(source, number)}: {row}" for number, row in part if isinstance(row, str)]
         first_fault = first_fault or next(iter(faults), "")
         numbers += [number for number, _ in part]
@@ -65,9 +65,10 @@ def open_json(source: Path, texts: Collection[str] = ()) -> JsonTable:
             lost = {row: reason for row, (_, reason) in enumerate(part) if isinstance(reason, str)}
             objects = [row if isinstance(row, dict) else {} for _, row in part]
             cells = [columns[name].convert([row.get(name) for row in objects], lost) for name in names]
-            yield RawRows(pa.RecordBatch.from_arrays(cells, names=list(names)), lost)
+            wanted = pa.schema([schema.field(name) for name in names])
+            yield RawRows(pa.RecordBatch.from_arrays(cells, schema=wanted), lost)
 
-    schema = pa.schema([(name, column.kind) for name, column in columns.items()])
+    schema = pa.schema([column.field for column in columns.values()])
     return JsonTable(schema, read, np.array(numbers, np.int64) if _is_lines(source) else None)
 
 
@@ -76,13 +77,15 @@ class _Column:
 
     def __init__(self, name: str, is_text: bool):
         self.name = name
-        self._is_text = is_text or name in ("path", "text")
+        self._is_text = is_text or name == "path"
         self._is_mixed = False  # values of several kinds, none of them a text
         self._kind = pa.uint64() if name == "clip_id" else pa.null()
 
     @property
-    def kind(self) -> pa.DataType:
-        return pa.string() if self._is_text or self._is_mixed else self._kind
+    def field(self) -> pa.Field:
+        if self._is_mixed and self.name not in (*NUMBERS, "clip_id"):
+            return json_field(self.name)
+        return pa.field(self.name, pa.string() if self._is_text or self._is_mixed else self._kind)
 
     def add(self, values: Sequence[Any]) -> None:
         """Looks at further values."""
@@ -112,7 +115,7 @@ class _Column:
             try:
                 text = text_of(value, is_path=self.name == "path") if self._is_text else _json_text(value)
             except ValueError as error:
-                lost.setdefault(row, f"{self.name} is {error}")
+                lost.setdefault(row, f"{self.name} {error}")
             texts.append(None if text is None else text.encode("utf-8", "surrogatepass"))
         return pa.array(texts, pa.binary()).view(pa.string())
 
@@ -129,7 +132,10 @@ class JsonWriter:
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Adds rows; what is empty or not a number becomes null."""
+        of_json = [field.name for field in batch.schema if holds_json(field)]
         for row in batch.to_pylist():
+            for name in of_json:
+                row[name] = None if row[name] is None else parse_json(row[name], finite=False)
             text = json.dumps({name: _jsonable(value) for name, value in row.items()}, ensure_ascii=False)
             self._file.write(self._before + text)
             self._before, self._nothing = self._between, self._end
@@ -217,8 +223,10 @@ def _object(row: Any) -> Row:
 
 
 def _json_text(value: Any) -> str | None:
-    """A cell of a column of several kinds: a text as it is, everything else as JSON."""
-    return value if value is None or isinstance(value, str) else json.dumps(value)
+    """A cell of a column of several kinds, none of them text but where numbers are wanted: as JSON."""
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 def _is_number_or_null(kind: pa.DataType) -> bool:

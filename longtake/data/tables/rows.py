@@ -74,6 +74,7 @@ class Rows:
     schema: pa.Schema
     folder: Path | str  # where its relative paths start; a URL is a string
     read: Read  # raw batches of some columns; `chunks` gives them as `schema` says
+    texts: Collection[str] | None = ()  # columns of captions besides `text`; None: any may be one
     unreadable: Mapping[int, str] = field(default_factory=dict)  # of shards: what the table they were made from had
     lines: np.ndarray | None = None  # of each row of a text file the line it begins on, from 1: int64 [N]
 
@@ -92,7 +93,7 @@ class Rows:
             first = 0
             for raw in self.read(names):
                 for start in range(0, len(raw.batch), size):
-                    batch, wrong = readable_cells(raw.batch.slice(start, size), schema)
+                    batch, wrong = readable_cells(raw.batch.slice(start, size), schema, self.texts)
                     wrong |= {row - start: why for row, why in raw.lost.items() if start <= row < start + len(batch)}
                     found.update(self.with_lines({first + row: wrong[row] for row in sorted(wrong)}))
                     first += len(batch)
@@ -169,7 +170,7 @@ def open_rows(source: Path, as_text: bool = False, texts: Collection[str] | None
     """
     suffix = source.suffix.lower()
     if is_shards(source):
-        return _shard_rows(source)
+        return _shard_rows(source, texts)
     if source.is_dir():
         raise UserError(
             f"{source}: is a folder without {INDEX} of shards; `{probe_command(source)}` makes a table of its clips"
@@ -191,7 +192,7 @@ def open_rows(source: Path, as_text: bool = False, texts: Collection[str] | None
     schema = raw if suffix == ".csv" else plain_schema(raw, source, texts)
     if source.name.endswith(FOLDER_TABLE) and STATES in schema.names:
         schema = schema.remove(schema.get_field_index(STATES))
-    return Rows(source, schema, source.parent, read, lines=lines)
+    return Rows(source, schema, source.parent, read, texts, lines=lines)
 
 
 def _open_csv(source: Path, as_text: bool) -> CsvTable:
@@ -327,7 +328,7 @@ def _arrow_rows(source: Path) -> tuple[pa.Schema, Read]:
         return reader.schema, read
 
 
-def _shard_rows(source: Path) -> Rows:
+def _shard_rows(source: Path, texts: Collection[str] | None) -> Rows:
     folder = source if source.is_dir() else source.parent
     index = read_index(folder)
     files = shard_files(folder, index)
@@ -350,7 +351,8 @@ def _shard_rows(source: Path) -> Rows:
     if ids:
         schema = schema.append(pa.field("clip_id", pa.uint64()))
     unreadable = invalid_rows(folder, only_unreadable=True)
-    return Rows(folder, plain_schema(schema, folder), shards_root(folder, index), read, unreadable)
+    schema = plain_schema(schema, folder, texts)
+    return Rows(folder, schema, shards_root(folder, index), read, texts, unreadable)
 
 
 _READERS: dict[str, Callable[[Path], tuple[pa.Schema, Read]]] = {

@@ -189,7 +189,9 @@ def merge_tables(sources: Sequence[Path], target: Path, repeated: Repeated = "re
             for chunk in table.chunks():
                 here = slice(start + chunk.first, start + chunk.end)
                 with readable(table.source):
-                    batch, _ = readable_cells(chunk.batch, schema)
+                    batch, wrong = readable_cells(chunk.batch, schema)
+                wrong = table.with_lines({chunk.first + row: why for row, why in wrong.items()})
+                chunk = replace(chunk, unreadable=wrong | chunk.unreadable)
                 batch = batch.set_column(schema.get_field_index("clip_id"), "clip_id", pa.array(joined[here]))
                 batch = left_out.take_unreadable(replace(chunk, batch=batch), table.source, keep[here])
                 writer.write(_named(moved_batch(batch, table.folder, target.parent), theirs))

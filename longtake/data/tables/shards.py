@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 from longtake import locks
 from longtake.contracts import UserError
 from longtake.data.clips.locations import is_url
+from longtake.data.tables.cells import holds_json, plain_schema, readable_cells
 from longtake.data.tables.checks import SHARDS_VERSION, check_version, readable
 from longtake.small_files import check_kinds, read_object
 
@@ -111,27 +112,38 @@ class TableShards:
             if name not in OPTIONAL or f"{name}.npy" in self.index["files"]
         }
         self._files = [open(file, "rb", buffering=0) for file in shard_files(folder, self.index)]  # noqa: SIM115
-        self._columns: dict[str, list[_Texts]] = {}
+        self._columns: dict[str, list[_Texts | _HeldTexts]] = {}
 
     def __len__(self) -> int:
         return self.index["rows"]
 
-    def open_texts(self, names: Iterable[str]) -> None:
-        """Finds where these columns lie. Raises `UserError` where one holds something other than texts."""
-        wanted = list(dict.fromkeys(names))
+    def open_texts(self, names: Iterable[str]) -> dict[int, str]:
+        """Finds where these columns lie, and the rows with a value that is not one text, each with the reason.
+
+        Raises `UserError` for a column of numbers.
+        """
+        wanted, wrong, first = list(dict.fromkeys(names)), dict[int, str](), 0
         self._columns = {name: [] for name in wanted}
         for file in self._files:
             buffer = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             with readable(Path(file.name)), pa.ipc.open_file(pa.BufferReader(buffer)) as reader:
-                for name in wanted:
-                    refuse_other_than_text(name, reader.schema.field(name).type, self.folder)
+                schema = plain_schema(reader.schema, self.folder, wanted)
                 for number in range(reader.num_record_batches):
                     batch = reader.get_batch(number)
                     batch.validate()
                     for name in wanted:
-                        self._columns[name].append(_Texts.of(file, batch.column(name), buffer.address))
-        if sum(len(texts) for texts in self._columns[wanted[0]]) != len(self):
+                        field = reader.schema.field(name)
+                        if (pa.types.is_string(field.type) or pa.types.is_null(field.type)) and not holds_json(field):
+                            self._columns[name].append(_Texts.of(file, batch.column(name), buffer.address))
+                            continue
+                        cells, lost = readable_cells(batch.select([name]), pa.schema([schema.field(name)]), wanted)
+                        texts = without_numbers(cells.column(0), name, self.folder)
+                        self._columns[name].append(_HeldTexts(texts))
+                        wrong.update({first + row: why for row, why in lost.items()})
+                    first += len(batch)
+        if first != len(self):
             raise UserError(f"{self.folder}: its files do not hold {len(self)} rows; {AGAIN}")
+        return wrong
 
     def text(self, name: str, row: int) -> str:
         """The cell of a column of texts that `open_texts` has found; empty where the table has none."""
@@ -143,16 +155,29 @@ class TableShards:
 
         Reads their lengths, 4 bytes a row, from each file.
         """
-        count, start, first = 0, 0, []
+        count, start, first, number_of_batch = 0, 0, [], 0
         for file in shard_files(self.folder, self.index):
             with readable(file), pa.memory_map(str(file)) as mapped, pa.ipc.open_file(mapped) as reader:
                 for number in range(reader.num_record_batches):
                     batch = reader.get_batch(number)
-                    empty = np.logical_and.reduce([are_empty(batch.column(name)) for name in names])
+                    texts = [self._columns[name][number_of_batch].texts or batch.column(name) for name in names]
+                    empty = np.logical_and.reduce([are_empty(cells) for cells in texts])
+                    number_of_batch += 1
                     count += int(empty.sum())
                     first += (start + np.flatnonzero(empty)[: most - len(first)]).tolist() if len(first) < most else []
                     start += len(batch)
         return count, first
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldTexts:
+    """The texts of one column of one batch that has them as values of other kinds."""
+
+    texts: pa.StringArray
+
+    def read(self, row: int) -> str:
+        """The text of a row; empty where there is none."""
+        return self.texts[row].as_py() or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +190,7 @@ class _Texts:
     offsets: int | None  # None: no text is there
     data: int
     num_bytes: int  # of all texts
+    texts: None = None  # they are not in memory
 
     @classmethod
     def of(cls, file: BinaryIO, column: pa.Array, base: int) -> _Texts:
@@ -177,9 +203,6 @@ class _Texts:
         validity, offsets, data = (None if part is None else part.address - base for part in buffers)
         size = len(buffers[2]) if buffers[2] is not None else 0
         return cls(file, rows, validity if column.null_count else None, offsets, data or 0, size)
-
-    def __len__(self) -> int:
-        return self.rows
 
     def read(self, row: int) -> str:
         """Raises `UserError` where the file is damaged."""
@@ -215,10 +238,16 @@ def mapped_array(file: Path, rows: int) -> np.ndarray:
     raise UserError(f"{file}: is damaged (its head is not that of {rows} numbers); {AGAIN}")
 
 
-def refuse_other_than_text(name: str, kind: pa.DataType, source: Path) -> None:
-    """Raises `UserError` for a column of captions that holds something else."""
-    if not (pa.types.is_string(kind) or pa.types.is_null(kind)):
-        raise UserError(f"{source}: column {name} holds {kind}; it must hold text")
+def without_numbers(column: Any, name: str, source: Path) -> Any:
+    """A column of captions; one of NaN alone, as pandas writes where no row has a text, has empty cells. Raises
+    `UserError` for one of numbers."""
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_null(kind):
+        return column
+    if pa.types.is_floating(kind) and pc.all(pc.is_null(column, nan_is_null=True)).as_py():
+        nothing = pa.nulls(len(column), pa.string())
+        return nothing if isinstance(column, pa.Array) else pa.chunked_array([nothing])
+    raise UserError(f"{source}: column {name} holds {kind}; it must hold text")
 
 
 def are_empty(column: pa.Array | pa.ChunkedArray) -> np.ndarray:

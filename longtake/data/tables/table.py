@@ -25,7 +25,7 @@ from longtake.data.tables.shards import (
     are_empty,
     invalid_rows,
     is_shards,
-    refuse_other_than_text,
+    without_numbers,
 )
 
 _PROBED = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps", "duration", "codec", "clip_id", UNEVEN)
@@ -75,6 +75,7 @@ class ClipTable:
         """Use `open`. `source` is named in errors; `numbers`: the arrays above."""
         self.source, self.root, self.captions = source, root, tuple(dict.fromkeys(("text", *captions)))
         self.invalid, self.names, self._texts = invalid, tuple(texts.names), texts
+        self._fingerprint = texts.index["fingerprint"] if isinstance(texts, TableShards) else None
         self.num_frames, self.height, self.width = (numbers[name] for name in ("num_frames", "height", "width"))
         self.fps, self.clip_ids = numbers["fps"], numbers["clip_ids"]
         unknown = np.broadcast_to(np.nan, len(self.fps))
@@ -106,9 +107,8 @@ class ClipTable:
         rows = open_rows(source, texts=captions)
         check_columns(rows.names, source, captions, root)
         columns, unreadable = rows.whole()
-        texts = {name: _without_nan(columns[name]) for name in dict.fromkeys(("path", "text", *captions))}
-        for name in captions:
-            refuse_other_than_text(name, texts[name].type, source)
+        names = dict.fromkeys(("path", "text", *captions))
+        texts = {name: without_numbers(columns[name], name, source) for name in names}
         numbers, invalid = clean_numbers(columns, unreadable)
         invalid = rows.with_lines(invalid)
         if "clip_id" in rows.names:
@@ -133,9 +133,20 @@ class ClipTable:
         if fingerprint not in (None, shards.index["fingerprint"]):
             raise UserError(f"{folder}: has been replaced by other shards since the run began; start the run again")
         check_columns(shards.names, source or folder, captions)
-        shards.open_texts(("path", "text", *captions))
+        wrong = shards.open_texts(("path", "text", *captions))
         start = shards.root if root is None else base_folder(folder, root)
-        return cls(source or folder, start, captions, shards.numbers, invalid_rows(folder), shards)
+        table = cls(source or folder, start, captions, shards.numbers, invalid_rows(folder), shards)
+        return table._without_rows(wrong) if wrong else table
+
+    def _without_rows(self, wrong: Mapping[int, str]) -> ClipTable:
+        """The same table, in which further rows cannot be used."""
+        self.invalid = dict(sorted((dict(wrong) | self.invalid).items()))
+        rows = np.fromiter(wrong, np.int64, len(wrong))
+        self.num_frames, self.height, self.width = map(np.array, (self.num_frames, self.height, self.width))
+        for numbers in (self.num_frames, self.height, self.width):
+            numbers[rows] = 0
+        self._fingerprint = fingerprint_of(partial(getattr, self))
+        return self
 
     def __len__(self) -> int:
         return len(self.num_frames)
@@ -143,7 +154,7 @@ class ClipTable:
     def __reduce__(self) -> tuple:
         root = self.root if isinstance(self.root, str) else self.root.absolute()
         if isinstance(self._texts, TableShards):
-            folder, fingerprint = self._texts.folder.absolute(), self.fingerprint
+            folder, fingerprint = self._texts.folder.absolute(), self._texts.index["fingerprint"]
             return ClipTable.from_shards, (folder, self.source.absolute(), root, self.captions, fingerprint)
         return ClipTable.open, (self.source.absolute(), root, self.captions)
 
@@ -176,16 +187,7 @@ class ClipTable:
     @property
     def fingerprint(self) -> str:
         """16 hex digits over clip ids and sizes: the same for a CSV and a Parquet file of the same clips."""
-        if isinstance(self._texts, TableShards):
-            return self._texts.index["fingerprint"]
-        return fingerprint_of(partial(getattr, self))
-
-
-def _without_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of captions; one of NaN alone, as pandas writes where no row has a text, has empty cells."""
-    if not pa.types.is_floating(column.type) or not pc.all(pc.is_null(column, nan_is_null=True)).as_py():
-        return column
-    return pa.chunked_array([pa.nulls(len(column))])
+        return self._fingerprint or fingerprint_of(partial(getattr, self))
 
 
 def base_folder(source: Path, root: str | os.PathLike[str] | None) -> Path | str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
@@ -24,6 +25,8 @@ from longtake.data import (
     split_table,
     table_stats,
 )
+from longtake.data.clips.caption_files import read_caption
+from longtake.data.clips.captions import captions_in
 from longtake.data.probing.probe import read_source
 from longtake.data.tables import csv_table
 from longtake.data.tables.rows import open_rows
@@ -214,6 +217,76 @@ VALUES: dict[str, tuple[Any, str | None]] = {  # value of a column of captions -
 
 def json_text(rows: list[Any], suffix: str) -> str:
     return json.dumps(rows) if suffix == ".json" else "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def parquet_of(source: Path, folder: Path) -> Path:
+    filter_table(source, folder / "kept.parquet", "num_frames > 0")
+    return folder / "kept.parquet"
+
+
+CONVERTERS: dict[str, Callable[[Path, Path], Path]] = {
+    "shards": lambda source, folder: make_shards(source, folder / "made.shards").folder,
+    "Parquet": parquet_of,
+    "shards of Parquet": lambda source, folder: make_shards(parquet_of(source, folder), folder / "made.shards").folder,
+}
+
+
+@pytest.mark.parametrize("values", [[["one"], {"long": "x"}], [{"long": "x"}, None], [True, False], [True, 5], [[1]]])
+@pytest.mark.parametrize("converter", CONVERTERS)
+def test_caption_column_without_a_text_costs_its_rows_after_conversion(
+    tmp_path: Path, converter: str, values: list[Any]
+) -> None:
+    """Nothing in such a table says which column holds captions before a run names it."""
+    numbers = {"num_frames": 9, "height": 32, "width": 48, "fps": 8}
+    rows = [{"path": f"{i}.mp4", "text": "cat", "short": value, **numbers} for i, value in enumerate(values)]
+    source = tmp_path / "clips.jsonl"
+    source.write_text(json_text(rows, ".jsonl"))
+    direct = ClipTable.open(source, captions=("text", "short"))
+    table = ClipTable.open(CONVERTERS[converter](source, tmp_path), captions=("text", "short"))
+    assert set(table.invalid) == set(direct.invalid)
+    captions = [[each.caption(row, "short") for row in range(len(rows))] for each in (table, direct)]
+    assert captions[0] == captions[1]
+    assert table.num_frames.tolist() == direct.num_frames.tolist()
+    assert table.fingerprint == direct.fingerprint
+
+
+@pytest.mark.parametrize("values", [[["one"], {"long": "x"}], [5, True], ["cat", False]])
+def test_merge_of_values_with_texts_leaves_out_rows_that_are_not_one_text(tmp_path: Path, values: list[Any]) -> None:
+    numbers = {"num_frames": 9, "height": 32, "width": 48, "fps": 8}
+    sources = []
+    for name, cells in (("one", values), ("two", ["cat"]), ("three", [True])):
+        rows = [{"path": f"{name}{i}.mp4", "short": value, **numbers} for i, value in enumerate(cells)]
+        sources.append(tmp_path / f"{name}.jsonl")
+        sources[-1].write_text(json_text(rows, ".jsonl"))
+    done = merge_tables(sources, tmp_path / "merged.parquet")
+    assert pa.parquet.read_table(done.target, columns=["path"])["path"].to_pylist() == ["one0.mp4", "two0.mp4"]
+    assert [(source.stem, row) for source, row, _ in done.unreadable] == [("one", 1), ("three", 0)]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".jsonl", ".parquet", ".shards"])
+def test_control_characters_of_captions_become_blanks_and_nul_costs_its_row(tmp_path: Path, suffix: str) -> None:
+    texts = ["a\0b", "a\x07b\x1fc\x85d", "a\tb\nc"]
+    columns = pa.table(
+        {"path": ["0.mp4", "1.mp4", "2.mp4"], "text": texts}
+        | {name: [number] * 3 for name, number in (("num_frames", 9), ("height", 32), ("width", 48), ("fps", 8))}
+    )
+    source = tmp_path / f"clips{'.parquet' if suffix == '.shards' else suffix}"
+    if suffix == ".csv":
+        pa.csv.write_csv(columns, source)
+    elif suffix.startswith(".json"):
+        source.write_text(json_text(columns.to_pylist(), suffix))
+    else:
+        pa.parquet.write_table(columns, source)
+    table = ClipTable.open(make_shards(source, tmp_path / "clips.shards").folder if suffix == ".shards" else source)
+    assert [*table.invalid] == [0]
+    assert "NUL" in table.invalid[0]
+    assert [table.caption(row) for row in range(3)] == ["", "a b c d", "a\tb\nc"]
+
+
+def test_control_characters_in_a_caption_file_become_blanks(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a\x07b\x7fc\n", newline="")
+    assert read_caption(tmp_path / "a.txt") == "a b c"
+    assert captions_in('["a\\u0007b"]') == ("a b",)
 
 
 @pytest.mark.parametrize("column", ["text", "short"])
