@@ -10,8 +10,8 @@ from torch import Tensor
 
 from longtake.contracts import UserError
 from longtake.data import ClipError, frames_at, probe_file, read_frames, read_image, resize_crop
+from longtake.data.clips.animation import is_still
 from longtake.data.clips.locations import is_url
-from longtake.data.clips.video import is_image
 from longtake.diffusion import Window
 from longtake.generate.config import GenerateConfig
 
@@ -31,7 +31,7 @@ def reference_faults(
             path = file_of(window, files)
             if is_url(path):
                 raise ClipError("is an address, and references are files; fetch it")
-            if is_image(path):
+            if is_still(path):
                 read_image(path)
             frame_numbers(path, window, config)
         except ClipError as error:
@@ -61,7 +61,7 @@ def _pixels_of(paths: Sequence[str], window: Window, size: tuple[int, int], conf
     path = paths[-1]
     try:
         path = file_of(window, paths)
-        still, numbers = is_image(path), frame_numbers(path, window, config)
+        still, numbers = is_still(path), frame_numbers(path, window, config)
         frames = read_image(path)[numbers] if still else read_frames(path, numbers)
         found = resize_crop(frames, size, config.sample_rules.pixels, still)
         if window.masked and len(paths) > 1:
@@ -95,7 +95,7 @@ def frame_numbers(path: str, window: Window, config: GenerateConfig, taker: str 
     is masked. Raises `ClipError` for too short a file.
     """
     count, taker = len(window.pixels), taker or f'cond_type = "{config.kind}"'
-    if is_image(path):
+    if is_still(path):
         if count > 1 and not window.masked:
             raise ClipError(f"is a still image, and {taker} takes {count} frames of a video")
         return np.zeros(count, np.int64)
@@ -116,7 +116,7 @@ def frame_numbers(path: str, window: Window, config: GenerateConfig, taker: str 
 def frames_of(path: str, config: GenerateConfig) -> float:
     """How many frames a reference has at the model's rate, of which `frame_numbers` takes the first or the last;
     infinity where it cannot be read."""
-    if is_image(path):
+    if is_still(path):
         return 1
     try:
         info = probe_file(path)

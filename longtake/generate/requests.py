@@ -13,8 +13,8 @@ from torch import Tensor
 
 from longtake.contracts import UserError
 from longtake.data import ClipError, read_frames, read_image, resize_crop, to_unit
+from longtake.data.clips.animation import is_still
 from longtake.data.clips.captions import read_frame_numbers
-from longtake.data.clips.video import is_image
 from longtake.data.rules import MASK, Companion
 from longtake.diffusion import NOTHING_KNOWN, Refs, Window
 from longtake.generate.config import GenerateConfig
@@ -144,7 +144,7 @@ def brought_file(one: Companion, path: str, config: GenerateConfig) -> Tensor:
     if one.kind == "numbers":
         return torch.from_numpy(read_frame_numbers(path, np.arange(frames), one.width, one.header))
     window = Window(range(1), range(1 if one.kind == "stills" else frames))
-    numbers, still = frame_numbers(path, window, config, f"{one.name} of a video"), is_image(path)
+    numbers, still = frame_numbers(path, window, config, f"{one.name} of a video"), is_still(path)
     pixels = read_image(path)[numbers] if still else read_frames(path, numbers)
     return to_unit(resize_crop(pixels, (size[0], size[1]), config.sample_rules.pixels, still))
 

@@ -16,8 +16,8 @@ import numpy as np
 from longtake.checkpoint import RunState, list_checkpoints
 from longtake.contracts import UserError
 from longtake.data import ClipError, open_clips, read_frames, read_image
+from longtake.data.clips.animation import is_still
 from longtake.data.clips.transforms import fit_frame
-from longtake.data.clips.video import is_image
 from longtake.durable import write_whole
 from longtake.evaluate import LOSSES_FILE, Validation, plan_validation
 from longtake.evaluate.metrics import SeenVideo, figures, means, video_figures
@@ -170,7 +170,7 @@ def _figures_of_clips(clips: Table, fps: float) -> Iterator[Mapping[str, float]]
 
 def _first_frame(path: str) -> np.ndarray | None:
     with suppress(ClipError, OSError):
-        return read_image(path)[0] if is_image(path) else read_frames(path, [0])[0]
+        return read_image(path)[0] if is_still(path) else read_frames(path, [0])[0]
     return None
 
 

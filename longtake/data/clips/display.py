@@ -174,10 +174,11 @@ def lay_on_white(pixels: np.ndarray) -> np.ndarray:
     return ((pixels[..., :3] * alpha.astype(np.uint16) + white + 127) // 255).astype(np.uint8)
 
 
-def image_picture(image: Image.Image) -> Image.Image:
+def image_picture(image: Image.Image, coding: tuple[int, int] | None = None) -> Image.Image:
     """A picture as it is shown: its EXIF orientation and colour profile applied, on white, RGB, HDR tone-mapped; 16-bit
-    samples keep their upper eight bits. Raises `ValueError` for floating-point pixels."""
-    transfer, primaries = _coding_of(image)
+    samples keep their upper eight bits. Raises `ValueError` for floating-point pixels. coding: of its file
+    (`coding_of`), where the picture is a later frame."""
+    transfer, primaries = coding or coding_of(image)
     image = ImageOps.exif_transpose(image)
     if image.mode == "F":
         raise ValueError("has floating-point pixels; save it with 8 or 16 bits")
@@ -216,7 +217,7 @@ _HEAD_BYTES = 1 << 16  # in which AVIF and PNG state their colours
 _COLOUR_MARKS = {"AVIF": (b"colrnclx", ">u2"), "PNG": (b"cICP", "u1")}  # then primaries and transfer, codes of H.273
 
 
-def _coding_of(image: Image.Image) -> tuple[int, int]:
+def coding_of(image: Image.Image) -> tuple[int, int]:
     """Transfer and primaries by H.273's codes; 2 (unspecified) where the file does not say."""
     mark, kind = _COLOUR_MARKS.get(image.format or "", (b"", "u1"))
     if not mark or image.fp is None:

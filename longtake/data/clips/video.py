@@ -19,7 +19,8 @@ import numpy as np
 from av.video.reformatter import VideoReformatter
 from PIL import Image
 
-from longtake.data.clips.display import Container, Display, Stream, image_picture, select_stream
+from longtake.data.clips.animation import animation_frames, count_frames
+from longtake.data.clips.display import Container, Display, Stream, select_stream
 from longtake.data.clips.formats import IMAGE_SUFFIXES, suffix_of
 from longtake.durable import unfinished
 
@@ -50,7 +51,7 @@ class _NotCountable(Exception):
 
 
 def is_image(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` is read as a still (by its suffix). GIFs are read as video."""
+    """Whether `path` is a picture by its suffix, animated (`animation.is_still`) or not. GIFs are read as video."""
     return suffix_of(path) in IMAGE_SUFFIXES
 
 
@@ -153,16 +154,20 @@ def decode_frames(path: str | os.PathLike[str], indices: Sequence[int] | np.ndar
     `indices`: frame numbers in showing order, counted from 0, any order, repeats allowed; None reads all. The numbers
     mean what a full decode would count, also where frames are unevenly spaced in time. In MP4, MOV, MKV and WebM only
     the stretch from the key frame before the first wanted frame is decoded; MP4 and MOV also skip reading what lies
-    before, by their index. Frames that change size on the way are scaled to the size the container states.
+    before, by their index. Frames that change size on the way are scaled to the size the container states. Pictures are
+    read by Pillow.
 
     Raises `ClipError` when the file cannot be decoded or has fewer frames than asked for.
     """
     if indices is None:
-        yield from _decode(path, None, near=False)
+        yield from _pictures(path, None) if is_image(path) else _decode(path, None, near=False)
         return
     wanted = np.asarray(indices, dtype=np.int64)
     if wanted.ndim != 1 or not len(wanted) or wanted.min() < 0:
         raise ValueError(f"indices = {indices}: expected one or more frame numbers from 0")
+    if is_image(path):
+        yield from _pictures(path, wanted)
+        return
     if wanted.min() > 0:
         try:
             yield from _decode(path, wanted, near=True)
@@ -174,9 +179,7 @@ def decode_frames(path: str | os.PathLike[str], indices: Sequence[int] | np.ndar
 
 def _decode(path: str | os.PathLike[str], wanted: np.ndarray | None, near: bool) -> Iterator[Decoded]:
     """The wanted frames (None: all); `near` starts at the key frame before the first."""
-    places: dict[int, list[int]] = {}
-    for place, number in enumerate(() if wanted is None else wanted.tolist()):
-        places.setdefault(number, []).append(place)
+    places = _places_of(wanted)
     last = max(places, default=None)
     count = 0
     with open_video(path) as (container, stream):
@@ -196,6 +199,25 @@ def _decode(path: str | os.PathLike[str], wanted: np.ndarray | None, near: bool)
             raise ClipError("no frame can be decoded")
         if last is not None and count <= last:
             raise ClipError(f"frame {last} was asked for, but the file ends after {count} frames")
+
+
+def _places_of(wanted: np.ndarray | None) -> dict[int, list[int]]:
+    """The places of each wanted frame, by its number."""
+    places: dict[int, list[int]] = {}
+    for place, number in enumerate(() if wanted is None else wanted.tolist()):
+        places.setdefault(number, []).append(place)
+    return places
+
+
+def _pictures(path: str | os.PathLike[str], wanted: np.ndarray | None) -> Iterator[Decoded]:
+    """`_decode` for a picture, animated or not."""
+    places = _places_of(wanted)
+    with open_picture(path) as image:
+        count = count_frames(image)
+        if places and max(places) >= count:
+            raise ClipError(f"frame {max(places)} was asked for, but the file ends after {count} frames")
+        for number, pixels in animation_frames(image, None if wanted is None else places):
+            yield places.get(number, [number]), pixels
 
 
 def _frames_near(
@@ -291,11 +313,20 @@ def read_image(path: str | os.PathLike[str]) -> np.ndarray:
 
     Of an animated picture the first frame is taken. Raises `ClipError`.
     """
+    with open_picture(path) as image:
+        return next(pixels for _, pixels in animation_frames(image, [0]))[None]
+
+
+@contextmanager
+def open_picture(path: str | os.PathLike[str]) -> Iterator[Image.Image]:
+    """A picture opened by Pillow. What fails in the body of the `with` is the file's fault too. Raises `ClipError`."""
     name = os.fspath(path)
     check_file(name)
     try:
         with Image.open(name) as image:
-            return np.array(image_picture(image))[None]
+            yield image
+    except ClipError:
+        raise
     except Exception as error:  # Pillow lets any kind through on damaged files
         raise ClipError(f"cannot be read: {reason_of(error)}") from error
 

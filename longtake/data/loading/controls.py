@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from longtake.data.clips.captions import names_in
-from longtake.data.clips.locations import file_name, is_url
-from longtake.data.clips.video import ClipError, is_image
+from longtake.data.clips.locations import is_url
+from longtake.data.clips.video import ClipError
 from longtake.data.probing.one_file import frames_at, probe_file
 from longtake.data.rules import Companion
 from longtake.data.tables.mix import MixedTable
@@ -30,7 +30,7 @@ def control_frames(path: str, table: ClipTable | MixedTable, row: int, numbers: 
             f"is {control.width} x {control.height}, another aspect ratio than the clip's {width} x {height}"
         )
     rate = float(table.fps[row])
-    if is_image(file_name(path)) or not (rate > 0 and math.isfinite(rate) and control.fps > 0):
+    if not (rate > 0 and math.isfinite(rate) and control.fps > 0):
         return numbers
     is_same = abs(control.fps / rate - 1) <= _SAME_RATE
     matched = numbers if is_same else np.floor(numbers * (control.fps / rate) + 1e-3).astype(np.int64)

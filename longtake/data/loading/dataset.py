@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 
 from longtake.buckets import BucketLaw, BucketRule, Timing, keyed_draw, view_of
 from longtake.contracts import Batch, Bucket, Caption, ClipFault, Draw, LatentShape, Places, Slot
+from longtake.data.clips.animation import is_still
 from longtake.data.clips.captions import names_in, read_frame_numbers, segment_captions, single_caption
 from longtake.data.clips.file_cache import FileCache, default_cache_folder
 from longtake.data.clips.locations import file_name
@@ -180,7 +181,7 @@ class SlotDataset(Dataset[Batch]):
 
     def _numbers(self, row: int, num_frames: int, timing: Timing, i: int, place: float) -> np.ndarray:
         """The source frames of sample `i` of a slot: int64 [num_frames]. Raises `ClipError`."""
-        if is_image(file_name(self.table.location(row))):
+        if is_image(file_name(self.table.location(row))) and self.table.num_frames[row] == 1:
             if num_frames != 1:
                 raise ClipError(f"a still cannot fill {num_frames} frames")
             return np.zeros(1, np.int64)
@@ -201,13 +202,13 @@ class SlotDataset(Dataset[Batch]):
         """Writes one sample's pixels into `out`: [3, T, H, W]; `named`: a file of the `column` in place of the clip."""
         size = out.shape[2:]
         location = self.table.location(row) if named is None else self.table.location_of(row, named)
-        still = is_image(file_name(location))
-        fit = partial(fit_frame, size=(size[0], size[1]), law=self.rules.pixels, still=still)
         key = row, column, size[0], size[1]
         clip = self._cache.get(key)
         if clip is None:
             keeps = self._cache.has_room(int(self.table.num_frames[row]) * out[:, 0].nbytes)
             with self.files.local(location) as path, time_limit(self.config.timeout_seconds):
+                still = is_still(path)
+                fit = partial(fit_frame, size=(size[0], size[1]), law=self.rules.pixels, still=still)
                 if not keeps:
                     for where, pixels in _frames(path, still, numbers):
                         out[:, where] = fit(pixels)[:, None]
@@ -250,10 +251,10 @@ class SlotDataset(Dataset[Batch]):
                 with self.files.local(location) as path:
                     shown = self._shown(row, numbers)
                     out[one.name][:] = read_frame_numbers(path, shown, one.width, one.header)
-            elif is_image(file_name(location)) and len(numbers) != 1:
-                raise ClipError(f"a still cannot fill {len(numbers)} frames")
             else:
                 with self.files.local(location) as path:
+                    if len(numbers) != 1 and is_still(path):
+                        raise ClipError(f"a still cannot fill {len(numbers)} frames")
                     matched = control_frames(path, self.table, row, numbers)
                 self._fill(out[one.name], row, matched, names[0], one.column)
         except ClipError as error:

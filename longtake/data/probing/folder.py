@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from longtake.contracts import UserError
+from longtake.data.clips.animation import is_still
+from longtake.data.clips.locations import is_url, join_location
 from longtake.data.clips.video import is_image
 from longtake.data.probing.listing import UNREADABLE, Listing, digest_of, list_clips
 from longtake.data.probing.probe import probe_table, write_bad
@@ -58,13 +61,13 @@ def kept_table(named: Path, folder: Path | str, listing: Listing, table: Path) -
     return table
 
 
-def known_rows(clips: pa.Table) -> np.ndarray:
-    """bool [N]: rows that say their frames, height and width; of a still the frames need not be said."""
+def known_rows(clips: pa.Table, stills: np.ndarray) -> np.ndarray:
+    """bool [N]: rows that say their frames, height and width; of `stills`, bool [N], the frames need not be said."""
     found = np.ones(len(clips), bool)
     for name in ("height", "width", "num_frames"):
         numbers = floats(clips, name) if name in clips.column_names else np.full(len(clips), np.nan)
         if name == "num_frames":
-            numbers[[is_image(path) for path in clips["path"].to_pylist()]] = 1
+            numbers[stills] = 1
         found &= numbers >= 1
     return found & np.array([not state.startswith(UNREADABLE) for state in clips[STATES].to_pylist()], bool)
 
@@ -78,9 +81,10 @@ def _bring_up_to_date(named: Path, folder: Path | str, listing: Listing, table: 
         same = pc.is_in(_facts(clips), value_set=_facts(known)).to_numpy(zero_copy_only=False)
         known = known.filter(pc.is_in(_facts(known), value_set=_facts(clips)))
     parts = [known] if known is not None and len(known) else []
-    said = known_rows(clips) & ~same
+    stills = _stills_of(clips, folder, same)
+    said = known_rows(clips, stills) & ~same
     if said.any():
-        parts.append(_as_said(clips.filter(pa.array(said))))
+        parts.append(_as_said(clips.filter(pa.array(said)), stills[said]))
     places = np.flatnonzero(~same & ~said)
     paths = listing.clips["path"].to_pylist()
     bad = [(row, paths[row], reason) for row, reason in listing.lost.items()]
@@ -107,11 +111,23 @@ def _bring_up_to_date(named: Path, folder: Path | str, listing: Listing, table: 
         print(f"{named}: {note}", file=sys.stderr, flush=True)
 
 
-def _as_said(clips: pa.Table) -> pa.Table:
+def _stills_of(clips: pa.Table, folder: Path | str, same: np.ndarray) -> np.ndarray:
+    """bool [N]: pictures of one frame; those that are the `same` as before, and those on servers, go by their names."""
+    stills = np.array([is_image(path) for path in clips["path"].to_pylist()], bool)
+    if "width" not in clips.column_names:  # all are probed
+        return stills
+    rows = np.flatnonzero(stills & ~same)
+    files = [join_location(folder, clips["path"][row].as_py()) for row in rows.tolist()]
+    with ThreadPoolExecutor(_MOST_WORKERS) as readers:
+        stills[rows] = list(readers.map(lambda file: is_url(file) or is_still(file), files))
+    return stills
+
+
+def _as_said(clips: pa.Table, stills: np.ndarray) -> pa.Table:
     """Rows with numbers of their own, as a probe would have made them."""
     made = {name: floats(clips, name) for name in _NUMBERS if name in clips.column_names}
     frames = made.get("num_frames", np.full(len(clips), np.nan))
-    frames = np.where([is_image(path) for path in clips["path"].to_pylist()], 1, frames)
+    frames = np.where(stills, 1, frames)
     columns: dict[str, pa.Array] = {"num_frames": pa.array(frames.astype(np.int64))}
     columns |= {name: pa.array(made[name].astype(np.int64)) for name in ("height", "width")}
     columns["fps"] = pa.array(made.get("fps", np.full(len(clips), np.nan)), from_pandas=True)

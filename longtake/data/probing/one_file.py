@@ -14,6 +14,7 @@ import av.logging
 import numpy as np
 from PIL import Image
 
+from longtake.data.clips.animation import animation_frames, count_frames, frame_seconds
 from longtake.data.clips.display import shown_size
 from longtake.data.clips.video import (
     ClipError,
@@ -22,8 +23,8 @@ from longtake.data.clips.video import (
     check_file,
     countable_packets,
     is_image,
+    open_picture,
     open_video,
-    reason_of,
 )
 from longtake.data.probing.mp4 import FrameTimes, is_even, is_uneven, length_of, mean_rate, read_mp4
 
@@ -67,6 +68,10 @@ def frames_at(path: str | os.PathLike[str], seconds: np.ndarray) -> np.ndarray:
 
     To be asked for videos of `uneven_times` alone: all packets are read. Raises `ClipError`.
     """
+    if is_image(path):
+        with open_picture(path) as image:
+            times = _shown_at(frame_seconds(image))
+        return np.maximum(np.searchsorted(times, seconds + _ROUNDED_SECONDS, side="right") - 1, 0)
     video = read_mp4(os.fspath(path))
     if video is not None:
         times = video.times
@@ -155,18 +160,34 @@ def _pace(stream: Stream, seen: _Scanned) -> tuple[float, float]:
 
 
 def _probe_image(path: str, decode_check: bool) -> ClipInfo:
-    check_file(path)
-    try:
-        with Image.open(path) as image:
-            width, height = image.size
-            if decode_check:
-                image.load()
-            on_its_side = _may_have_exif(image, path) and image.getexif().get(_EXIF_ORIENTATION) in _ON_ITS_SIDE
-            if on_its_side and image.format != "TIFF":  # of which Pillow tells the upright size
-                height, width = width, height
-            return ClipInfo(1, height, width, math.nan, math.nan, (image.format or "").lower())
-    except Exception as error:  # Pillow lets any kind through on damaged files
-        raise ClipError(f"cannot be read: {reason_of(error)}") from error
+    with open_picture(path) as image:
+        width, height = image.size
+        count = count_frames(image)
+        on_its_side = _may_have_exif(image, path) and image.getexif().get(_EXIF_ORIENTATION) in _ON_ITS_SIDE
+        if on_its_side and image.format != "TIFF":  # of which Pillow tells the upright size
+            height, width = width, height
+        codec = (image.format or "").lower()
+        if decode_check:
+            for _ in animation_frames(image, ()):
+                pass
+        if count == 1:
+            return ClipInfo(1, height, width, math.nan, math.nan, codec)
+        lengths = frame_seconds(image)
+        return ClipInfo(
+            count, height, width, _steady_rate(lengths), float(lengths.sum()), codec, is_uneven(_shown_at(lengths))
+        )
+
+
+def _shown_at(lengths: np.ndarray) -> np.ndarray:
+    """When each frame of an animation is shown, by how long each one is: float64 [N]."""
+    return np.cumsum(lengths) - lengths
+
+
+def _steady_rate(lengths: np.ndarray) -> float:
+    """Frames a second; the last picture may be held before the first comes again, as in `_pace`."""
+    span, steps = float(lengths[:-1].sum()), len(lengths) - 1
+    is_held = lengths[-1] > 2 * span / steps
+    return round(steps / span if is_held else len(lengths) / float(lengths.sum()), 3)
 
 
 def _may_have_exif(image: Image.Image, path: str) -> bool:

@@ -65,8 +65,11 @@ def plain_schema(schema: pa.Schema, source: Path, texts: Collection[str] | None 
             kind = pa.string()
         is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
         may_be_captions = texts is None and _is_list(kind) and _is_text(kind.value_type)
-        is_floating_text = field.name == "text" and pa.types.is_floating(kind)  # NaN alone, as pandas writes it
-        if may_be_captions or is_floating_text or (is_caption(field.name, texts or ()) and not is_number):
+        if field.name == "text":
+            is_cells = _is_list(kind) or pa.types.is_floating(kind)  # NaN alone, as pandas writes it
+        else:
+            is_cells = may_be_captions or (is_caption(field.name, texts or ()) and not is_number)
+        if is_cells:
             fields.append(pa.field(field.name, pa.string()))
             continue
         if field.name in ("path", "text") or (field.name in NUMBERS and not is_number):

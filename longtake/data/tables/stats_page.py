@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from longtake.data.clips.animation import is_still
 from longtake.data.clips.file_cache import FileCache
 from longtake.data.clips.locations import join_location
-from longtake.data.clips.video import ClipError, decode_frames, is_image, read_image
+from longtake.data.clips.video import ClipError, decode_frames, read_image
 from longtake.data.probing.one_file import probe_file
 from longtake.data.tables.stats import TableStats, column_rows, named_columns, table_facts
 from longtake.pages import Html, figure, film, histogram, html, thumbnail
@@ -59,7 +60,7 @@ def film_reader(start: Path | str, cache: FileCache) -> Callable[[str], Film]:
 
 def short_film(path: str, most_seconds: float = FILM_SECONDS, most_frames: int = 12) -> Film:
     """A piece from around the middle of a video, or a still: small frames, and their rate. Raises `ClipError`."""
-    if is_image(path):
+    if is_still(path):
         return thumbnail(read_image(path)[0])[None], 1.0
     clip = probe_file(path)
     fps = clip.fps if clip.fps > 0 else 8.0
