@@ -39,6 +39,24 @@ def published_facts(name: str, file: str = "config.json") -> dict[str, Any] | No
         raise UserError(f"{path}: cannot be read ({in_one_line(error)}); copy it again") from None
 
 
+def tensor_names(name: str, stem: str = "diffusion_pytorch_model") -> frozenset[str]:
+    """The names of the tensors in a local folder of weights in diffusers' layout, from its index or the header of its
+    one file; none where there is neither, or it is damaged, which reading the weights reports."""
+    index = published_facts(name, f"{stem}.safetensors.index.json")
+    if index is not None:
+        return frozenset(index.get("weight_map", {}))
+    file = Path(name).expanduser() / f"{stem}.safetensors"
+    if not file.is_file():
+        return frozenset()
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np") as tensors:
+            return frozenset(tensors.keys())
+    except (SafetensorError, OSError):
+        return frozenset()
+
+
 @dataclass(frozen=True)
 class PublishedHome:
     """Where a file or folder that presets name is published: `files` (patterns) of a repository, and the local folder

@@ -24,5 +24,7 @@ if TYPE_CHECKING:
     from longtake.models.trace import Trace, as_on_cuda, attention_on_cuda, meta_conditions
     from longtake.models.ttt_video import TTTVideo
     from longtake.models.ttt_video_config import TTTVideoConfig
+    from longtake.models.wan import Wan
+    from longtake.models.wan_config import WanConfig
 
 __getattr__ = lazy_exports(__name__)

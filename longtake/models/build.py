@@ -24,6 +24,7 @@ class Denoiser(Protocol):
     in_turn: ClassVar[bool]  # the lists are as long as each other, and a block of each runs in turn; only where so
     varying_dims: ClassVar[Mapping[str, tuple[tuple[int, ...], ...]]]  # of a block's arguments, what buckets change
     tensor_plan: ClassVar[Mapping[str, TensorSplit] | None]
+    tensor_norms: ClassVar[tuple[str, ...]]  # RMSNorms (patterns) over features that a column layer cuts; only where so
     sequence_plan: ClassVar[SequencePlan | None]  # None of either: degrees above 1 are refused
 
     @staticmethod

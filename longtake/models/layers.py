@@ -50,9 +50,11 @@ class MLPEmbedder(nn.Module):
         return self.out_layer(F.silu(self.in_layer(x.to(self.in_layer.weight.dtype))))
 
 
-def mlp(width: int, hidden: int) -> nn.Sequential:
-    """Linear, GELU (tanh form), Linear."""
-    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(approximate="tanh"), nn.Linear(hidden, width))
+def mlp(width: int, hidden: int, out: int | None = None) -> nn.Sequential:
+    """Linear, GELU (tanh form), Linear, to `out` features (None: as many as the input has)."""
+    return nn.Sequential(
+        nn.Linear(width, hidden), nn.GELU(approximate="tanh"), nn.Linear(hidden, width if out is None else out)
+    )
 
 
 def timestep_features(t: Tensor, dim: int = 256, max_period: float = 10000.0, factor: float = 1000.0) -> Tensor:

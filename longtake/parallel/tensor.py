@@ -2,7 +2,8 @@
 
 In a region, from a `column` layer to the next `row` layer, every peer has all tokens of its sequence share and its own
 heads or features; elsewhere each has its own tokens (sequence-parallel norms, Korthikanti et al. 2022): an all-gather
-on the way in, a reduce-scatter on the way out.
+on the way in, a reduce-scatter on the way out. A norm over the whole width inside a region (`tensor_norms`) sums its
+squares over the ranks.
 
 Weights are not stored by rows: every parameter is sharded over all peers by FSDP, gathered whole before its block runs,
 and a peer computes with its rows or columns of it. Memory at rest is the same, checkpoints do not depend on the degree,
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from longtake.contracts import UserError
 from longtake.models import FrozenLinear, LoraLinear, TensorSplit
-from longtake.parallel.exchange import gather_tokens, scatter_tokens
+from longtake.parallel.exchange import gather_tokens, scatter_tokens, sum_of_all
 from longtake.parallel.sequence import matching
 from longtake.parallel.tokens import TokenCut
 
@@ -64,6 +65,11 @@ def cut_layers(model: nn.Module, cut: TokenCut) -> None:
             layer.own_ranges = ranges
             # a method, not a `partial`: the compiler knows those by their identity, and would compile every block anew
             layer.forward = MethodType(forward, layer)
+    for pattern in getattr(model, "tensor_norms", ()):
+        for name, norm in matching(model, pattern):
+            assert isinstance(norm, nn.RMSNorm), f"{name} is a {type(norm).__name__}"
+            norm.own_ranges = _own_ranges(name, norm.normalized_shape, peers.tensor, peers.tensor_index)
+            norm.cut, norm.forward = cut, MethodType(_norm, norm)
 
 
 def _own_ranges(name: str, sizes: Sequence[int], num: int, index: int) -> tuple[Range, ...]:
@@ -146,6 +152,15 @@ def _row(layer: nn.Linear, x: Tensor) -> Tensor:
         out = out + delta if layer.magnitude is None else layer.joined(out, delta, layer.row_factors())
     out = layer.region.leave(out)
     return out if layer.bias is None else out + layer.bias
+
+
+def _norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """Own features of all [B, L, D / peers], normed over the whole width: squares are summed over the ranks."""
+    floats = x.to(torch.promote_types(x.dtype, torch.float32))
+    squares = sum_of_all(floats.square().sum(-1, keepdim=True), norm.cut.peers.tensor_group, norm.cut.is_compiled)
+    (width,) = norm.normalized_shape
+    normed = floats * torch.rsqrt(squares / width + norm.eps)
+    return (normed * _take(norm.weight, 0, norm.own_ranges)).to(x.dtype)
 
 
 def _cut_arguments(cut: TokenCut, names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -160,6 +160,8 @@ class Format:
     heads: tuple[str, ...] = ()  # patterns of parts whose rows are channels of heads that a rotation turns
     rows: Mapping[str, str] = field(default_factory=dict)  # pattern of parts -> property of the section: their rows
     # ^ the other parts of a tensor have as many each
+    # Shapes of a file's tensors by our names -> keys of the model section that they show, to be compared with it first.
+    sizes_in: Callable[[Mapping[str, Shape]], Mapping[str, Any]] | None = None
     # Naming -> what the `config.json` of such a folder, as other programs read it, says of a model section.
     folders: Mapping[str, Callable[[Any], Mapping[str, Any]]] = field(default_factory=dict)
     stem: str = STEM_OF_DIFFUSERS  # of the names of the files in it

@@ -61,6 +61,7 @@ class ModelWeights(Mapping[str, Tensor]):
         self._given = file_tensors(form, config, found.names)
         self._names = names = {name.removeprefix(self._prefix) for name in self.files}
         self.notes = [f"{place}: {self._naming.note}"] if self._naming.note else []
+        self._check_kind()
         self._grown: dict[str, Growth] = {}  # tensor of the file -> how it becomes what the model needs
         for growth in self._allowed_growths():
             covered = [name for name in self._given if matches(name, growth.tensors)]
@@ -117,6 +118,20 @@ class ModelWeights(Mapping[str, Tensor]):
         by_key = "" if growth.key is None else f" (model.{growth.key})"
         if (note := f"{self.files.path} has {growth.note}{by_key}") not in self.notes:
             self.notes.append(note)
+
+    def _check_kind(self) -> None:
+        """Raises `WeightsMisfit` where the file is of a model of other sizes, by the keys in which they differ."""
+        if self.form.sizes_in is None or not self.config.strict_load:
+            return
+        parts = {part: name for name in self._names for part in self._naming.parts_of(name)}
+        found = self.form.sizes_in({part: self.files.shape(self._prefix + name) for part, name in parts.items()})
+        if other := {key: value for key, value in found.items() if value != getattr(self.config, key)}:
+            own = ", ".join(f"{key} = {getattr(self.config, key)}" for key in other)
+            theirs = ", ".join(f"{key} = {value}" for key, value in other.items())
+            raise WeightsMisfit(
+                f"{self.files.path}: holds a {self.form.name} with {theirs}, "
+                f"and the model section has {own}; make the section that of the file, or give other weights"
+            )
 
     def _judge_differences(self) -> None:
         faults = differences(self.missing, self.surplus)

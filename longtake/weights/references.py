@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtake.contracts import Conditions
@@ -20,8 +21,10 @@ from longtake.hub import published_facts
 from longtake.models.cogvideox import OFFSET
 from longtake.models.cogvideox_config import PUBLISHED_CLASS, published_config
 from longtake.models.layers import patchify, unpatchify
+from longtake.models.wan_config import published_config as wan_config
 from longtake.weights import cogvideox as cogvideox_weights
 from longtake.weights import mmdit as mmdit_weights
+from longtake.weights import wan as wan_weights
 from longtake.weights.conversion import ConvertedWeights
 
 LatentSize = tuple[int, int, int, int]  # (C, F, h, w)
@@ -132,6 +135,34 @@ def mmdit(config: Any, state: Mapping[str, Tensor], path: Path) -> ReferenceDeno
 
     latent = config.latent_channels, 3, 8 * config.patch_size, 12 * config.patch_size
     return ReferenceDenoiser("diffusers FluxTransformer2DModel", module, latent, predict, "diffusers")
+
+
+def wan(config: Any, state: Mapping[str, Tensor], path: Path) -> ReferenceDenoiser | None:
+    """diffusers' Wan with the same weights. Text is filled up to `text_len` rows, as its pipeline does."""
+    from diffusers import WanTransformer3DModel
+
+    if config.image_dim is not None and config.text_len != 512:
+        return None  # where that class parts CLIP tokens from text
+    module = WanTransformer3DModel.from_config({k: v for k, v in wan_config(config).items() if k != "_class_name"})
+    module.load_state_dict(dict(ConvertedWeights(wan_weights.FORMAT, state, config, wan_weights.DIFFUSERS)))
+    module = _recomputing(module)
+
+    def predict(x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
+        text = conditions["text"]
+        made, visual = conditions.get("x_mask"), conditions.get("visual")
+        if made is not None:
+            tokens = x.shape[3] * x.shape[4] // 4
+            t = (t[:, None] * made).repeat_interleave(tokens, dim=1)
+        return module(
+            hidden_states=x if visual is None else torch.cat([x, visual], dim=1),
+            timestep=t,
+            encoder_hidden_states=F.pad(text, (0, 0, 0, config.text_len - text.shape[1])),
+            encoder_hidden_states_image=conditions.get("image"),
+            return_dict=False,
+        )[0]
+
+    latent = config.latent_channels, 3, 16, 24
+    return ReferenceDenoiser("diffusers WanTransformer3DModel", module, latent, predict, "diffusers")
 
 
 def _recomputing(module: nn.Module) -> nn.Module:

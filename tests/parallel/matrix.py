@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from longtake.models import CogVideoXConfig, STDiT3Config, TTTVideoConfig
+from longtake.models import CogVideoXConfig, STDiT3Config, TTTVideoConfig, WanConfig
 from tests.parallel.one_step import Case
 
 Table = Mapping[int, Mapping[str, Case]]  # processes -> name
@@ -32,6 +32,10 @@ def _cogvideox(variant: str) -> Way:
 
 def _ttt_video(mixer: str, **model: Any) -> Way:
     return {"family": TTTVideoConfig, "model": {"mixer": mixer, **model}}
+
+
+def _wan(variant: str) -> Way:
+    return {"family": WanConfig, "model": {"variant": variant}}
 
 
 STDIT3: Way = {"family": STDiT3Config}
@@ -94,6 +98,8 @@ DENOISERS: Mapping[str, Way] = {
     "CogVideoX-5B, lora": {**_cogvideox("5b"), "lora": {"rank": 4}},
     "STDiT3": STDIT3,
     "STDiT3, lora": {**STDIT3, "lora": {"rank": 3}},
+    "Wan-TI2V": _wan("ti2v"),
+    "Wan-I2V with CLIP, lora": {**_wan("i2v_clip"), "lora": {"rank": 4}},
     "TTT-MLP": _ttt_video("ttt_mlp"),
     "TTT-MLP, directions in parallel": {**_ttt_video("ttt_mlp", directions="parallel"), "by_blocks": False},
 }
@@ -119,14 +125,14 @@ OTHER_FAMILIES: Table = {
                 PEERS[2][mesh], DENOISERS[name], KERNEL, {"remat": (2, 2), "micro": (0, 2), "level": "selective"}
             )
             for mesh in ("sequence 2", "tensor 2")
-            for name in ("CogVideoX-5B-I2V", "STDiT3", "TTT-MLP")
+            for name in ("CogVideoX-5B-I2V", "STDiT3", "Wan-TI2V", "TTT-MLP")
         },
     },
     4: {
         **_on_peers(4, DENOISERS),
         **{
             f"tensor 4: {name}": _case({"tensor": 4}, {"remat": (1, 1), "micro": (0, 1, 2)}, DENOISERS[name])
-            for name in ("STDiT3", "STDiT3, lora")
+            for name in ("STDiT3", "STDiT3, lora", "Wan-TI2V")
         },
     },
 }
@@ -141,6 +147,7 @@ ONE_SIZE: Mapping[str, Way] = {  # with a graph of its own, as in presets; STDiT
     "tensor 2: CogVideoX-Fun-5B-InP": {**DENOISERS["CogVideoX-Fun-5B-InP"], "micro": (0,)},
     "tensor 2: STDiT3": {**STDIT3, "model": {"depth": 1}, "micro": (3,)},
     "sequence 2: TTT-MLP": {**DENOISERS["TTT-MLP"], "micro": (0,)},
+    "tensor 2: Wan-TI2V": {**DENOISERS["Wan-TI2V"], "micro": (0,)},
 }
 COMPILED: Table = {
     2: {
@@ -222,6 +229,7 @@ MATRIX: Mapping[str, Table] = {  # by family
         ("CogVideoX", {**DENOISERS["CogVideoX-5B-I2V"], "static": True}, _ways(3, 2)),
         ("STDiT3", {**STDIT3, "static": True}, _ways(3, 2)),
         ("TTT-Video", {**DENOISERS["TTT-MLP"], "static": True}, _ways(2, 3)),
+        ("Wan", {**DENOISERS["Wan-TI2V"], "static": True}, _ways(3, 1)),
     )
 }
 TABLES: Mapping[str, Table] = {

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from longtake.contracts import Conditions
-from longtake.models import CogVideoXConfig, MMDiTConfig, STDiT3Config, TTTVideoConfig
+from longtake.models import CogVideoXConfig, MMDiTConfig, STDiT3Config, TTTVideoConfig, WanConfig
 from longtake.models.initial import linear_uniform
 from longtake.system.lora import fill, start_adapters
-from longtake.weights import cogvideox, mmdit, stdit3, ttt_video
+from longtake.weights import cogvideox, mmdit, stdit3, ttt_video, wan
 from longtake.weights.format import Format
-from tests.models import golden, golden_cogvideox, golden_stdit3, golden_ttt_video
+from tests.models import golden, golden_cogvideox, golden_stdit3, golden_ttt_video, golden_wan
 
 Inputs = tuple[Tensor, Tensor, Conditions]
 
@@ -64,11 +64,21 @@ def _ttt_video(**changes: Any) -> TTTVideoConfig:
     return golden_ttt_video.tiny_config("linear", **{"num_attention_heads": 4, **changes})
 
 
+def _of_wan(config: WanConfig, index: int) -> Inputs:
+    """Of 18 video tokens, 4, 1 and 12; of TI2V the first frame of the first sample is given."""
+    return golden_wan.random_inputs(config, ((3, 4, 6), (1, 3, 4), (1, 2, 2), (2, 4, 6))[index])
+
+
+def _wan(variant: str = "t2v", **changes: Any) -> WanConfig:
+    return golden_wan.tiny_config(variant, **{"num_attention_heads": 4, "attention_head_dim": 8, **changes})
+
+
 FAMILIES: Mapping[type, Tiny] = {
     MMDiTConfig: Tiny(tiny, _of_mmdit, mmdit.FORMAT),
     CogVideoXConfig: Tiny(golden_cogvideox.tiny_config, _of_cogvideox, cogvideox.FORMAT),
     STDiT3Config: Tiny(golden_stdit3.tiny_config, _of_stdit3, stdit3.FORMAT),
     TTTVideoConfig: Tiny(_ttt_video, _of_ttt_video, ttt_video.FORMAT),
+    WanConfig: Tiny(_wan, _of_wan, wan.FORMAT),
 }
 
 
@@ -81,9 +91,10 @@ def micro_loss(model: nn.Module, index: int) -> Tensor:
 @torch.no_grad()
 def stir(model: nn.Module) -> None:
     """Gives values as in the midst of training to what starts at zero and would hide the gradients behind it: `B` of
-    adapters, and STDiT3's temporal blocks."""
+    adapters, STDiT3's temporal blocks, and the last layer of Wan."""
     start_adapters(model, {})
-    values = {name: p for name, p in model.named_parameters() if name.endswith(("lora_b", "magnitude"))}
+    at_zero = ("lora_b", "magnitude", "head.head.weight")
+    values = {name: p for name, p in model.named_parameters() if name.endswith(at_zero)}
     fill(model, {name: linear_uniform(name, p.shape, p.shape[-1], 7) + (p.ndim == 1) for name, p in values.items()})
     for name, p in model.named_parameters():
         if p.requires_grad and name.startswith("temporal_blocks."):
