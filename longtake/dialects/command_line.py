@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 
+from longtake.config.faults import shown
+from longtake.contracts import UserError
+
 MANY = 10**6  # arguments of a flag that takes a list
 FLAGS_ALONE = Path(__file__).with_name("flags_alone.toml")  # the run file of command lines that name none
 
@@ -39,6 +42,16 @@ def split(
         else:
             others.append([word] if equals else [word, *values])
     return given, others
+
+
+def refuse_stray(arguments: Sequence[str], words: Sequence[str], alone: Iterable[str]) -> None:
+    """Raise `UserError` for a word that directly follows a flag that takes none. words: those of `arguments` that are
+    no flag's; alone: the names of such flags."""
+    names = set(alone)
+    for word in words:
+        before = arguments[max(arguments.index(word) - 1, 0)]
+        if before.startswith("--") and before.removeprefix("--").replace("-", "_") in names:
+            raise UserError(f"{before} {shown(word)}: the flag takes no value; write {before} alone, or leave it out")
 
 
 def as_flag(name: str, values: Sequence[str], is_text: bool = False, is_list: bool = False) -> str:

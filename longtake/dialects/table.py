@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from longtake.config.faults import shown
 from longtake.config.tree import Leaf, Node, plain
+from longtake.contracts import UserError
 from longtake.dialects.command_line import MANY
 from longtake.dialects.translation import Translation
 
@@ -57,6 +58,17 @@ def keys_of(rows: Iterable[KeyRow], script: str = "") -> list[str]:
 def arities_of(rows: Iterable[KeyRow]) -> dict[str, int]:
     """Key -> most arguments of its flag."""
     return {row.key: _ARITIES[row.takes] for row in rows}
+
+
+def refuse_bare(given: Mapping[str, Sequence[str]], rows: Mapping[str, KeyRow]) -> None:
+    """Raise `UserError` for the first flag that has fewer arguments than it takes. rows: by the names of `given`."""
+    for name, values in given.items():
+        row = rows[name]
+        may_be_alone = row.takes == "nothing" or isinstance(row.default, bool)
+        least = 0 if may_be_alone else 2 if row.takes == "two" else 1
+        if len(values) < least:
+            text = " ".join(f"VALUE{number}" for number in range(1, 3)) if least == 2 else "VALUE"
+            raise UserError(f"--{name}: needs {'two values' if least == 2 else 'a value'}; write --{name} {text}")
 
 
 def lay_defaults(work: Translation, rows: Iterable[KeyRow]) -> None:

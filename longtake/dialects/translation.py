@@ -126,6 +126,9 @@ class Translation:
         self.say(f"{name} = {shown(plain(node))} ({node.origin}): {text}")
 
     def refuse(self, name: str, node: Node, rule: str, fix: str = "") -> None:
+        if isinstance(node, Branch) and node == self.tree:  # nothing is written there
+            self.report(Fault("", "", rule, fix, name))
+            return
         self.report(Fault(str(node.origin), shown(plain(node)), rule, fix, name))
 
     def report_at(self, place: str, name: str, value: Any, rule: str, fix: str = "") -> None:

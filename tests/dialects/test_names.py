@@ -73,3 +73,30 @@ def test_restate_key_that_was_typed_under_another_name_takes_that_name() -> None
     assert restate("outputs/x: cannot load; epochs go on", {"outputs": "-a", "load": "-b", "epochs": "-c"}) == (
         "outputs/x: cannot load; epochs go on"
     )
+
+
+def test_flag_without_its_value_is_named_and_a_value_of_a_flag_alone_too() -> None:
+    fun, ttt, lambda_run = CogVideoXFun("train_lora"), TTTVideoDialect(), "configs/opensora-v1-2/train/stage1.py"
+    meta = ["train", "--tiny", "--train_data_meta", "x.csv"]
+    for dialect, words, start in (
+        (fun, ["train", "--tiny", "--train_data_meta"], "--train_data_meta: needs a value"),
+        (fun, [*meta, "--video_sample_size"], "--video_sample_size: needs a value"),
+        (fun, [*meta, "--scale_lr", "True"], '--scale_lr "True": the flag takes no value'),
+        (ttt, ["train", "--training.jsonl_paths"], "--training.jsonl_paths: needs a value"),
+        (ttt, ["train", "--job.config_file"], "--job.config_file: needs a value"),
+        (OpenSoraV12(), ["train", lambda_run, "--data-path"], "--data-path: needs a value"),
+        (OpenSoraV12(), ["train", lambda_run, "--start-from-scratch", "1"], '--start-from-scratch "1": the flag takes'),
+    ):
+        with pytest.raises(UserError) as error:
+            dialect.command(words)
+        assert str(error.value).startswith(start)
+
+
+def test_choice_that_is_a_list_or_missing_is_refused_by_its_key() -> None:
+    dialect = TTTVideoDialect(lambda line: None)
+    _, run, *flags = dialect.command(["train", "--tiny", "--model.size", "[1,2]"])
+    with pytest.raises(UserError) as error:
+        read_run(run, flags, dialect=dialect)
+    lines = str(error.value).splitlines()
+    assert any(line.startswith("model.size = [1, 2] (--model.size): must be one of") for line in lines)
+    assert any(line.startswith("training.adapter_method: names the weights") for line in lines)

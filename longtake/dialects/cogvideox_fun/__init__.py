@@ -17,9 +17,9 @@ from longtake.dialects.cogvideox_fun.keys import ROWS
 from longtake.dialects.cogvideox_fun.launch import translate_launch
 from longtake.dialects.cogvideox_fun.places import WHOLE, fault_of_folder, translate_model, translate_places
 from longtake.dialects.cogvideox_fun.training import refuse_nothing_trained, translate_rates, translate_training
-from longtake.dialects.command_line import FLAGS_ALONE, as_flag, end_with_help, split
+from longtake.dialects.command_line import FLAGS_ALONE, as_flag, end_with_help, refuse_stray, split
 from longtake.dialects.names import refuse_typos
-from longtake.dialects.table import arities_of, keys_of, lay_defaults
+from longtake.dialects.table import arities_of, keys_of, lay_defaults, refuse_bare
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
 from longtake.system.tiny import take_tiny
 from longtake.train import RunConfig
@@ -44,6 +44,10 @@ class CogVideoXFun:
         others = list(chain(*groups))
         self._flags = frozenset(given)
         refuse_typos(others, known, script, RunConfig)
+        rows = {row.key: row for row in ROWS}
+        refuse_bare(given, rows)
+        stray = [group[0] for group in groups if not group[0].startswith("-")]
+        refuse_stray(flags, stray, [row.key for row in ROWS if row.takes == "nothing"])
         if "pretrained_model_name_or_path" not in given and not self._tiny:
             raise UserError(
                 f"{script}: --pretrained_model_name_or_path is missing; give the folder of a CogVideoX, with "
@@ -55,7 +59,6 @@ class CogVideoXFun:
                 raise UserError(f"--pretrained_model_name_or_path {folder}: {rule}; {WHOLE}")
         if "train_data_meta" not in given and not any(word.startswith("--dataset.") for word in others):
             raise UserError(f"{script}: --train_data_meta is missing; give the .json or .csv that lists the clips")
-        rows = {row.key: row for row in ROWS}
         own = [
             as_flag(key, values, is_text=rows[key].takes == "text", is_list=rows[key].takes == "list")
             for key, values in given.items()

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from longtake.contracts import UserError
-from longtake.dialects.command_line import as_flag, split
+from longtake.dialects.command_line import as_flag, refuse_stray, split
 from longtake.dialects.opensora_v1_2.keys import flags_of
 from longtake.dialects.opensora_v1_2.places import weights_flags, weights_keys
-from longtake.dialects.table import arities_of
+from longtake.dialects.table import arities_of, refuse_bare
 from longtake.dialects.tiny_weights import is_own_checkpoint
 from longtake.dialects.translation import Say
 
 _TRUE = ("true", "yes", "t", "y", "1")
 _FALSE = ("false", "no", "f", "n", "0")
-_LEAST = {"nothing": 0, "two": 2}  # arguments
 
 
 def read_flags(arguments: Sequence[str], verb: str) -> tuple[str | None, dict[str, list[str]], list[str]]:
@@ -23,12 +22,11 @@ def read_flags(arguments: Sequence[str], verb: str) -> tuple[str | None, dict[st
     rows = flags_of(verb)
     arities = dict(zip(rows, arities_of(rows.values()).values(), strict=True))
     given, groups = split(arguments, arities, lambda name: name.replace("_", "-"))
-    for name, values in given.items():
-        least = _LEAST.get(rows[name].takes, 1)
-        if len(values) < least:
-            expected = "two values" if least == 2 else "a value"
-            raise UserError(f"--{name}: expected {expected}, got {len(values)}")
-    run = next((group for group in groups if not group[0].startswith("-")), None)
+    refuse_bare(given, rows)
+    words = [group for group in groups if not group[0].startswith("-")]
+    alone = [name.replace("-", "_") for name, row in rows.items() if row.takes == "nothing"]
+    refuse_stray(arguments, [group[0] for group in words[1:]], alone)
+    run = next(iter(words), None)
     return run[0] if run else None, given, [word for group in groups if group is not run for word in group]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operator import not_
 
 from longtake.dialects.command_line import as_flag, split
-from longtake.dialects.table import KeyRow
+from longtake.dialects.table import KeyRow, refuse_bare
 
 LENGTHS = ("3sec", "9sec", "18sec", "30sec", "63sec")
 MIXERS = ("ttt_mlp", "ttt_linear", "none", "large_chunk")
@@ -198,6 +198,7 @@ def read_flags(arguments: Sequence[str], verb: str) -> tuple[str | None, dict[st
     rows = {row.key: row for row in rows_of(verb)}
     arities = {key: int(not isinstance(row.default, bool)) for key, row in rows.items()}
     given, groups = split(arguments, {**arities, CONFIG_FILE: 1}, _with_underscores)
+    refuse_bare(given, rows | {CONFIG_FILE: KeyRow(CONFIG_FILE)})
     run = "".join(given.pop(CONFIG_FILE)) if CONFIG_FILE in given else None
     flags = {}
     for key, values in given.items():

@@ -46,7 +46,9 @@ def _check_kind(work: Translation, row: KeyRow) -> None:
     if value in (None, "") and row.default is None:
         work.take(row.key)
     elif (kind := _expected_kind(value, row.default)) is not None:
-        work.refuse(row.key, node, f"must be {kind}", f"write for example {row.default!r}")
+        work.refuse(
+            row.key, node, f"must be {kind}", "" if row.default is None else f"write for example {row.default!r}"
+        )
         work.take(row.key)
     elif isinstance(row.default, int) and not isinstance(row.default, bool):
         work.put(row.key, int(value), node)
@@ -114,7 +116,7 @@ def translate_model(work: Translation, tiny: bool) -> None:
 def choice(work: Translation, key: str, known: Any) -> Any:
     """A key's value; None, and a fault, for one that is unknown."""
     value = work.value(key)
-    if value in known:
+    if isinstance(value, str) and value in known:
         return value
     work.refuse(key, work.place(key), f"must be one of {', '.join(map(str, known))}")
     return None
