@@ -10,21 +10,19 @@ from longtake.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from longtake.encoders.autoencoder import Autoencoder, ChunkedAutoencoder, build_autoencoder
-    from longtake.encoders.cogvideox import CogVideoXAutoencoder, cogvideox_module
-    from longtake.encoders.config import (
+    from longtake.encoders.autoencoder_config import (
         AUTOENCODER_FILE,
         Autoencoder2DConfig,
         AutoencoderSection,
-        ClipEncoderConfig,
         CogVideoXVAEConfig,
         EncoderSection,
         HunyuanVAEConfig,
         LinearConfig,
         PixelConfig,
-        T5EncoderConfig,
-        WordsConfig,
         fitted_layer,
     )
+    from longtake.encoders.cogvideox import CogVideoXAutoencoder, cogvideox_module
+    from longtake.encoders.config import ClipEncoderConfig, T5EncoderConfig, WordsConfig
     from longtake.encoders.cost import EncodeCost, autoencoder_cost, seen, text_cost
     from longtake.encoders.extras import needs_extra
     from longtake.encoders.files import CheckedWeights, find_encoder, local_encoder
@@ -52,6 +50,8 @@ if TYPE_CHECKING:
         t5_module,
     )
     from longtake.encoders.tokens import CaptionTokens, Overflow
+    from longtake.encoders.wan import WanAutoencoder, wan_module
+    from longtake.encoders.wan_config import WanVAEConfig
     from longtake.encoders.word_vectors import WordEncoder, WordTokens
 
 __getattr__ = lazy_exports(__name__)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from longtake.contracts import LatentShape
-from longtake.encoders.config import AutoencoderSection
+from longtake.encoders.autoencoder_config import AutoencoderSection
 from longtake.parallel import Tile
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longtake.encoders.autoencoder_config import CogVideoXVAEConfig
 from longtake.encoders.causal_layers import repeated
-from longtake.encoders.config import CogVideoXVAEConfig
 from longtake.encoders.extras import needs_extra
-from longtake.encoders.kl import KLAutoencoder, TiledAutoencoder, frozen_on_meta
-from longtake.encoders.tiles import Tiling
-from longtake.parallel import Tile
+from longtake.encoders.kl import KLAutoencoder, frozen_on_meta
+from longtake.encoders.streamed import StreamedAutoencoder
 
 # The weights were trained on chunks of so many frames, over which the normalisation takes its means: other lengths give
 # other videos.
@@ -23,72 +21,16 @@ _FRAMES, _LATENTS = 8, 2
 _STREAMED = 48  # frames that are on the device at once
 
 
-class CogVideoXAutoencoder(TiledAutoencoder):
+class CogVideoXAutoencoder(StreamedAutoencoder):
     """4k+1 frames -> k+1 latent frames, any number of them: CogVideoX 1.5 wants an even one, so 85 frames or a multiple
     of 8 less."""
 
     original_name = staticmethod(str)
 
-    def _tilings(self) -> tuple[Tiling, Tiling]:
-        sides, strides = self.config.tile_sides, self.config.tile_strides
-        pixels, cells = (
-            Tiling(
-                None,
-                1,
-                (sides[0] // cell, sides[1] // cell) if self.config.use_tiling else None,
-                (strides[0] // cell, strides[1] // cell),
-            )
-            for cell in (1, self.latent.spatial)
-        )
-        return pixels, cells
-
-    def _samples_at_once(self, shape: tuple[int, int, int]) -> tuple[int, int]:
-        return self.config.mini_batch, self.config.mini_batch
-
-    def stream_lengths(self, num_frames: int) -> list[int]:
+    def _chunk_lengths(self, num_frames: int) -> list[int]:
         """Chunks of about a segment of `_STREAMED` frames; the first has what is over."""
-        if self.config.use_tiling:  # each tile has all frames
-            return super().stream_lengths(num_frames)
         size = self.config.encode_frames or _FRAMES
         return [span.stop - span.start for span in chunks(num_frames, max(size, _STREAMED // size * size))]
-
-    @torch.no_grad()
-    def posterior_of_stream(self, video: Iterable[Tensor]) -> Iterator[dict[str, Tensor]]:
-        if self.config.use_tiling:
-            yield from super().posterior_of_stream(video)
-            return
-        caches: dict[int, Any] = {}  # where ranks share groups, of this one's
-
-        def run(place: int, group: Tensor) -> Tensor:
-            moments, caches[place] = self._encode_part(group, caches.get(place))
-            return moments
-
-        for chunk in video:
-            groups = enumerate(chunk.split(self.config.mini_batch))  # from chunk to chunk, each has the same rank
-            tiles = [Tile(partial(run, place, group), self._encoded(tuple(group.shape))) for place, group in groups]
-            yield self._as_posterior(torch.cat(self.compute(tiles)))
-
-    @torch.no_grad()
-    def decode_stream(self, latents: Tensor, num_frames: int) -> Iterator[Tensor]:
-        if self.config.use_tiling:  # to go on, each tile would have to remember its part of the cache
-            yield from super().decode_stream(latents, num_frames)
-            return
-        self.load_decoder()
-        made, z = 0, self._unscaled(latents)
-        groups = [
-            (self._as_pixels(tuple(group.shape)), self._decoded_parts(group))
-            for group in z.split(self.config.mini_batch)
-        ]
-        for span in self._decoded_spans(z.shape[2]):
-            frames = self.latent.temporal * (span.stop - span.start - 1) + 1
-            frames += (span.start > 0) * (self.latent.temporal - 1)
-            tiles = [Tile(partial(next, parts), (*shape[:2], frames, *shape[3:])) for shape, parts in groups]
-            pixels = torch.cat(self.compute(tiles))[:, :, : num_frames - made].float().clamp(-1, 1)
-            made += pixels.shape[2]
-            yield pixels
-
-    def _encode_tile(self, tile: Tensor) -> Tensor:
-        return self._encode_part(tile, None)[0]
 
     def _encode_part(self, video: Tensor, cache: Any) -> tuple[Tensor, Any]:
         """Moments of the next frames of a video; cache: of those before."""
@@ -97,9 +39,6 @@ class CogVideoXAutoencoder(TiledAutoencoder):
             encoded, cache = self.model.encoder(video[:, :, span].to(self.dtype), conv_cache=cache)
             found.append(encoded)
         return torch.cat(found, dim=2), cache
-
-    def _decode_tile(self, tile: Tensor) -> Tensor:
-        return torch.cat(list(self._decoded_parts(tile)), dim=2)
 
     @torch.no_grad()
     def _decoded_parts(self, tile: Tensor) -> Iterator[Tensor]:

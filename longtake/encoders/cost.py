@@ -22,10 +22,13 @@ from torch import Tensor, nn
 
 from longtake.contracts import UserError
 from longtake.encoders.autoencoder import Autoencoder, build_autoencoder
+from longtake.encoders.autoencoder_config import AutoencoderSection, CogVideoXVAEConfig, HunyuanVAEConfig
 from longtake.encoders.cogvideox import CogVideoXAutoencoder
-from longtake.encoders.config import AutoencoderSection, CogVideoXVAEConfig, HunyuanVAEConfig, WordsConfig
+from longtake.encoders.config import WordsConfig
 from longtake.encoders.kl import HunyuanAutoencoder
 from longtake.encoders.text import LearnedTextEncoder, build_text_encoder, text_facts
+from longtake.encoders.wan import WanAutoencoder
+from longtake.encoders.wan_config import WanVAEConfig
 from longtake.models import Trace, fit
 from longtake.parallel import Tile, deal
 from longtake.small_files import digest_of_code, remembered
@@ -42,6 +45,7 @@ _BESIDE |= {"shift_factor", "use_spatial_tiling", "use_temporal_tiling", "sample
 _BESIDE |= {"tile_overlap_factor", "new_tokens", "mini_batch", "use_tiling", "tile_height", "tile_width"}
 _BESIDE |= {"tile_overlap_height", "tile_overlap_width", "invert_scale_latents", "first_latent_alone"}
 _BESIDE |= {"blend_chunks", "spatial_scale", "latent_shift", "latent_scale"}
+_BESIDE |= {"latents_mean", "latents_std"}
 
 
 @dataclass(frozen=True)
@@ -242,6 +246,8 @@ def _cutter(section: Any) -> Any:
         return HunyuanAutoencoder(section, nn.Module(), _DTYPES[section.dtype])
     if isinstance(section, CogVideoXVAEConfig):
         return CogVideoXAutoencoder(section, nn.Module(), _DTYPES[section.dtype])
+    if isinstance(section, WanVAEConfig):
+        return WanAutoencoder(section, nn.Module(), _DTYPES[section.dtype])
     return on_meta(section)
 
 

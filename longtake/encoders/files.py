@@ -94,7 +94,7 @@ class CheckedWeights(Mapping[str, Tensor]):
 
     `names`: name in the module -> name in `files`; `shapes`: name -> shape in the module; `place` is the file or
     folder, `section` the config's that describes the module, for messages. Opening raises `UserError` naming what is
-    missing or unknown, reading one for another shape, and for NaN or infinity.
+    missing or unknown, or not a tensor; reading one for another shape, and for NaN or infinity.
     """
 
     def __init__(
@@ -106,6 +106,11 @@ class CheckedWeights(Mapping[str, Tensor]):
         section: str,
     ) -> None:
         self._files, self._names, self._shapes, self._place, self._section = files, names, shapes, place, section
+        for name, kind in getattr(files, "others", {}).items():
+            raise UserError(
+                f"{place}: holds {name}, a {kind}, expected tensors alone; download the file again from where the "
+                "weights are published"
+            )
         missing = [name for name in shapes if name not in names]
         surplus = [name for name in names if name not in shapes]
         for what, names in (("lacks", missing), ("has unknown", surplus)):

@@ -1,6 +1,6 @@
 """Learned autoencoders whose posterior is a normal distribution, through diffusers: HunyuanVideo's and FLUX's.
 
-CogVideoX's, which has more layers of its own, is in `cogvideox.py`.
+Those that carry a cache through a video derive from `streamed.py`: `cogvideox.py` and `wan.py`.
 """
 
 from __future__ import annotations
@@ -8,24 +8,26 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from longtake.encoders.autoencoder import Autoencoder
-from longtake.encoders.causal_layers import lighten
-from longtake.encoders.config import (
+from longtake.encoders.autoencoder_config import (
     Autoencoder2DConfig,
     AutoencoderSection,
     CogVideoXVAEConfig,
     HunyuanVAEConfig,
 )
+from longtake.encoders.causal_layers import lighten
 from longtake.encoders.extras import needs_extra
 from longtake.encoders.files import autoencoder_names, flux_name
 from longtake.encoders.tiles import Box, Tiling
+from longtake.encoders.wan_config import WanVAEConfig
 from longtake.parallel import Tile, compile_layers
 
-TiledConfig = HunyuanVAEConfig | CogVideoXVAEConfig
+TiledConfig = HunyuanVAEConfig | CogVideoXVAEConfig | WanVAEConfig
 _LONGEST, _OVERLAP = 384, 64  # of equal tiles, in pixels: 256px is whole at 16:9, and neighbours share what 256 / 4 is
 MOST_ELEMENTS = 2**31 - 1  # of one tensor in a convolution
 
@@ -34,18 +36,18 @@ class KLAutoencoder(nn.Module, Autoencoder):
     """What they have in common: `model` is diffusers' autoencoder; latents are (z - shift) * scale."""
 
     original_name: Callable[[str], str]  # diffusers' name of a tensor -> its name in original files
+    compiled: ClassVar[str] = "Resnet"  # in the names of the classes of layers that `ae.compile` compiles
 
     def __init__(self, config: Autoencoder2DConfig | TiledConfig, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.config, self.model, self.dtype = config, model, dtype
         self.is_random = config.is_random
-        self.scale, self.shift = config.scale_factor, config.shift_factor
         parts = dict(model.named_children())
         self.encoding = {name: parts[name] for name in ("encoder", "quant_conv") if name in parts}
         self.decoding = {name: parts[name] for name in ("decoder", "post_quant_conv") if name in parts}
         self.compute = run_in_turn
         if config.compile:
-            compile_layers([layer for layer in model.modules() if "Resnet" in type(layer).__name__])
+            compile_layers([layer for layer in model.modules() if self.compiled in type(layer).__name__])
 
     def names(self, files: Collection[str]) -> dict[str, str]:
         """As diffusers calls them -> as the file does, in either layout."""
@@ -60,9 +62,10 @@ class KLAutoencoder(nn.Module, Autoencoder):
     def _as_posterior(self, moments: Tensor) -> dict[str, Tensor]:
         """Of mean and log variance [B, 2 C, F, h, w] as the weights give them."""
         mean, logvar = moments.float().chunk(2, dim=1)
-        posterior = {"mean": (mean - self.shift) * self.scale}
+        shift, scale = self.scaling(mean)
+        posterior = {"mean": (mean - shift) * scale}
         if self.is_random:
-            posterior["std"] = torch.exp(0.5 * logvar.clamp(-30.0, 20.0)) * self.scale
+            posterior["std"] = torch.exp(0.5 * logvar.clamp(-30.0, 20.0)) * scale
         return posterior
 
     @torch.no_grad()
@@ -73,7 +76,12 @@ class KLAutoencoder(nn.Module, Autoencoder):
 
     def _unscaled(self, latents: Tensor) -> Tensor:
         """Latents as the weights know them."""
-        return (latents.float() / self.scale + self.shift).to(self.dtype)
+        shift, scale = self.scaling(latents)
+        return (latents.float() / scale + shift).to(self.dtype)
+
+    def scaling(self, like: Tensor) -> tuple[float | Tensor, float | Tensor]:
+        """Shift and scale of latents, on the device of `like`: numbers, or one for each channel `[C, 1, 1, 1]`."""
+        return self.config.shift_factor, self.config.scale_factor
 
     @abstractmethod
     def _raw_posterior(self, video: Tensor) -> Tensor:
@@ -120,9 +128,14 @@ class TiledAutoencoder(KLAutoencoder):
         pixels, cells = self._tilings()
         return torch.cat(self._by_tiles(groups, self._encode_tile, pixels, cells, self._encoded))
 
+    def _decoding_tilings(self) -> tuple[Tiling, Tiling]:
+        """The tiles of latent cells, and the same in frames."""
+        pixels, cells = self._tilings()
+        return cells, pixels
+
     def _decoded(self, z: Tensor) -> Tensor:
         groups = z.split(self._samples_at_once(self._as_pixels(tuple(z.shape))[2:])[1])
-        pixels, cells = self._tilings()
+        cells, pixels = self._decoding_tilings()
         return torch.cat(self._by_tiles(groups, self._decode_tile, cells, pixels, self._as_pixels))
 
     def _by_tiles(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from longtake.encoders.autoencoder import Autoencoder
+from longtake.encoders.autoencoder_config import LinearConfig
 from longtake.encoders.blocks import cut_frames, fill_block, folded
-from longtake.encoders.config import LinearConfig
 from longtake.random import Purpose, uniforms
 
 _OVERSAMPLED, _ITERATIONS = 1.5, 6  # of the subspace iteration: it finds the variance of all components to 1e-6

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from longtake.contracts import LatentShape, UserError
-from longtake.encoders.config import EncoderSection, KLSection
+from longtake.encoders.autoencoder_config import EncoderSection, KLSection
 
 Channels = tuple[float, float, float, float]
 _TEMPORAL, _SPATIAL, _LATENT_CHANNELS = 4, 8, 4

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from longtake.encoders.autoencoder import Autoencoder
+from longtake.encoders.autoencoder_config import PixelConfig
 from longtake.encoders.blocks import cut_frames, fill_block, lapped
-from longtake.encoders.config import PixelConfig
 
 
 class PixelAutoencoder(Autoencoder):

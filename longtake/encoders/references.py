@@ -15,19 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from longtake.encoders.autoencoder import Autoencoder
-from longtake.encoders.cogvideox import diffusers_cogvideox
-from longtake.encoders.config import (
+from longtake.encoders.autoencoder_config import (
     Autoencoder2DConfig,
     AutoencoderSection,
-    ClipEncoderConfig,
     CogVideoXVAEConfig,
     HunyuanVAEConfig,
-    T5EncoderConfig,
 )
+from longtake.encoders.cogvideox import diffusers_cogvideox
+from longtake.encoders.config import ClipEncoderConfig, T5EncoderConfig
 from longtake.encoders.extras import needs_extra
-from longtake.encoders.kl import diffusers_hunyuan, image_module
+from longtake.encoders.kl import KLAutoencoder, diffusers_hunyuan, image_module
 from longtake.encoders.opensora_v1_2 import OpenSoraAutoencoder, diffusers_spatial
 from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
+from longtake.encoders.wan import wan_module
+from longtake.encoders.wan_config import WanVAEConfig
 
 # Keys by which ours departs from the library, for memory or as another program has it; unset, the two are equal.
 _DEPARTURES = {
@@ -35,6 +36,7 @@ _DEPARTURES = {
     CogVideoXVAEConfig: {"use_tiling": False, "encode_frames": None, "first_latent_alone": False},
     Autoencoder2DConfig: {},
     OpenSoraVAEConfig: {},
+    WanVAEConfig: {"use_tiling": False},
 }
 Outputs = dict[str, Tensor]
 
@@ -70,13 +72,15 @@ def autoencoder_reference(
         HunyuanVAEConfig: diffusers_hunyuan,
         CogVideoXVAEConfig: diffusers_cogvideox,
         Autoencoder2DConfig: image_module,
+        WanVAEConfig: wan_module,
     }
     if (build := builders.get(type(section))) is None:
         return None
+    assert isinstance(ours, KLAutoencoder)
     module = _filled(build(section), files, ours.names(files))
-    scale, shift = section.scale_factor, section.shift_factor
 
     def encode(video: Tensor) -> Outputs:
+        shift, scale = ours.scaling(video)
         if isinstance(section, Autoencoder2DConfig):
             posteriors = [module.encode(frame).latent_dist for frame in video.unbind(2)]
             mean, std = (torch.stack([getattr(one, name) for one in posteriors], 2) for name in ("mean", "std"))
@@ -86,6 +90,7 @@ def autoencoder_reference(
         return {"mean": (mean - shift) * scale, "std": std * scale}
 
     def decode(latents: Tensor) -> Tensor:
+        shift, scale = ours.scaling(latents)
         z = latents / scale + shift
         if isinstance(section, Autoencoder2DConfig):
             return torch.stack([module.decode(frame).sample for frame in z.unbind(2)], 2).clamp(-1, 1)

@@ -27,6 +27,7 @@ class Tiling:
     sides: tuple[int, int] | None
     side_strides: tuple[int, int]
     equal: int | None = None  # each side in as few tiles as `sides` allows, alike, in whole units of so many cells
+    least: tuple[int, int] | None = None  # frames are cut where a side is longer than this; None: than `sides`
 
     def cut(self, shape: tuple[int, int, int]) -> Boxes:
         """The tiles of a tensor of (frames, rows, columns).
@@ -44,7 +45,7 @@ class Tiling:
             rows, columns = (
                 self._equal(*axis) for axis in zip((height, width), self.sides, self.side_strides, strict=True)
             )
-        elif self.sides is not None and (height > self.sides[0] or width > self.sides[1]):
+        elif self.sides is not None and _is_larger((height, width), self.least or self.sides):
             rows, columns = (
                 [slice(i, min(length, i + side)) for i in range(0, length, stride)]
                 for length, side, stride in zip((height, width), self.sides, self.side_strides, strict=True)
@@ -95,6 +96,10 @@ class Tiling:
         """A tile up to where the next begins."""
         side, stride = self.sides[dim - 3], self.side_strides[dim - 3]
         return tile.narrow(dim, 0, stride if self.equal is None else tile.shape[dim] - (side - stride))
+
+
+def _is_larger(frame: tuple[int, int], sides: tuple[int, int]) -> bool:
+    return frame[0] > sides[0] or frame[1] > sides[1]
 
 
 def blend(before: Tensor, after: Tensor, dim: int, extent: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from longtake.data.rules import Companion, SampleRules
 from longtake.diffusion.config import END_KINDS, VPredictionConfig, published_schedule
-from longtake.encoders.config import CogVideoXVAEConfig
+from longtake.encoders.autoencoder_config import CogVideoXVAEConfig
 from longtake.families.cogvideox_sizes import COLLATE, FunSizes
 from longtake.families.record import Family, Text
 from longtake.hub import published_facts

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
-from longtake.encoders.config import Autoencoder2DConfig, AutoencoderConfig
+from longtake.encoders.autoencoder_config import Autoencoder2DConfig
+from longtake.encoders.config import AutoencoderConfig
 from longtake.families import family_of
 from longtake.models.config import ModelSection
 from longtake.system import SamplingOption, SystemConfig, unknown_name

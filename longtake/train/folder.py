@@ -19,7 +19,7 @@ from longtake.checkpoint import hold, last_whole, list_checkpoints
 from longtake.config import dump_config, load_config
 from longtake.contracts import UserError
 from longtake.durable import write_whole
-from longtake.encoders.config import AUTOENCODER_FILE
+from longtake.encoders.autoencoder_config import AUTOENCODER_FILE
 from longtake.processes import restarts
 from longtake.small_files import parse_json, read_small
 from longtake.train.config import NUMBER, RunConfig

@@ -22,7 +22,7 @@ from longtake.config import ConfigError, Dialect, Fault, Resolved, key_names, lo
 from longtake.config.faults import shown
 from longtake.config.overrides import split_flags
 from longtake.contracts import UserError
-from longtake.encoders.config import AUTOENCODER_FILE, fitted_layer
+from longtake.encoders.autoencoder_config import AUTOENCODER_FILE, fitted_layer
 from longtake.generate import OF_TRAINING, GenerateConfig
 from longtake.presets import find_preset
 from longtake.system.tiny import TINY, take_tiny, tiny_layer, world_size

@@ -55,6 +55,7 @@ class WeightFiles(Mapping[str, Tensor]):
     own files (`PickledTensors`), in a folder where there are no others.
 
     Opening reads headers only; `files[name]` reads one tensor onto the CPU. `shape(name)` and `metadata` need no data.
+    `others`: name -> kind of what PyTorch's own files have among the tensors that is not one, and is never made.
     Raises `UserError` for a missing path, a damaged file, an index that names files or tensors that are not there, and
     a tensor name found in two files.
     """
@@ -62,12 +63,14 @@ class WeightFiles(Mapping[str, Tensor]):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).expanduser()
         self.metadata: dict[str, str] = {}
+        self.others: dict[str, str] = {}
         self._files: dict[str, safe_open | PickledTensors] = {}  # tensor name -> open file
         index = _index_of(self.path)
         table = {} if index is None else _read_index(index)
         for file in _files_in(self.path) if index is None else _files_of_index(index, table):
             handle = _open(file)
             self.metadata.update(handle.metadata() or {})
+            self.others.update(getattr(handle, "others", {}))
             for name in handle.keys():  # noqa: SIM118 (safe_open is no mapping)
                 if name in self._files:
                     raise UserError(

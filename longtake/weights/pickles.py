@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from longtake.contracts import UserError, in_one_line
+from longtake.plain_pickle import PickledCall
 from longtake.torch_files import load_torch_file
 
 SUFFIXES = frozenset({".pt", ".pth", ".bin", ".ckpt"})
@@ -32,12 +33,13 @@ class PickledTensors:
     """The tensors of such a file by name, with the methods of `safe_open`; mapped into memory where the file allows it.
 
     Of a checkpoint that holds more than tensors, those under `state_dict` and the like are taken; what only code would
-    make, such as a program's arguments, is passed over. Raises `UserError` for a file that is none, for one that states
+    make, such as a program's arguments, is passed over. `others`: what the dict of the tensors has that is not one, by
+    name. Raises `UserError` for a file that is none, for one that states
     more than it holds, and for one without named tensors.
     """
 
     def __init__(self, file: Path) -> None:
-        self._tensors = _named(load_plain(file))
+        self._tensors, self.others = _named(load_plain(file))
         if not self._tensors:
             raise UserError(f"{file}: holds no tensors by name; give a file of a model's weights")
 
@@ -63,9 +65,16 @@ class PickledTensors:
             return list(self._tensor.shape)
 
 
-def _named(found: object, depth: int = 0) -> dict[str, Tensor]:
+def _named(found: object, depth: int = 0) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of the dict that holds them, and the kinds of the other values there."""
     if not isinstance(found, Mapping) or depth == _MAX_DEPTH:
-        return {}
+        return {}, {}
     own = {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)}
     inner = next((found[key] for key in _WRAPPERS if isinstance(found.get(key), Mapping)), None)
-    return own if own or inner is None else _named(inner, depth + 1)
+    if not own and inner is not None:
+        return _named(inner, depth + 1)
+    return own, {str(name): _kind(value) for name, value in found.items() if name not in own}
+
+
+def _kind(value: object) -> str:
+    return str(value.function) if isinstance(value, PickledCall) else type(value).__name__

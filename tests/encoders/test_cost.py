@@ -25,6 +25,8 @@ from longtake.encoders import (
     PixelConfig,
     T5Encoder,
     T5EncoderConfig,
+    WanAutoencoder,
+    WanVAEConfig,
     WordsConfig,
     autoencoder_cost,
     clip_module,
@@ -34,18 +36,22 @@ from longtake.encoders import (
     seen,
     t5_module,
     text_cost,
+    wan_module,
 )
 from longtake.encoders.cost import largest_piece, look, look_at_text, peak_of_piece
 from tests.encoders.counted import counted_bytes, counted_flops
 
 HUNYUAN, FLUX, COGVIDEOX = HunyuanVAEConfig(), Autoencoder2DConfig(), CogVideoXVAEConfig()
+WAN, WAN_22 = WanVAEConfig(), WanVAEConfig(version="2.2")
 WHOLE = HUNYUAN.model_copy(update={"use_spatial_tiling": False})
 IN_TIME = HUNYUAN.model_copy(update={"use_temporal_tiling": True, "sample_tsize": 16})
 PIECES = HUNYUAN.model_copy(update={"piece_elements": 2**24})
 NARROW = HUNYUAN.model_copy(update={"block_out_channels": (32, 64, 64, 128), "layers_per_block": 1})
 
 
-def autoencoder(config: HunyuanVAEConfig | Autoencoder2DConfig | CogVideoXVAEConfig) -> Callable[[], nn.Module]:
+def autoencoder(config: Any) -> Callable[[], nn.Module]:
+    if isinstance(config, WanVAEConfig):
+        return lambda: WanAutoencoder(config, wan_module(config), torch.bfloat16)
     if isinstance(config, CogVideoXVAEConfig):
         return lambda: CogVideoXAutoencoder(config, cogvideox_module(config), torch.bfloat16)
     if isinstance(config, HunyuanVAEConfig):
@@ -66,6 +72,8 @@ def autoencoder(config: HunyuanVAEConfig | Autoencoder2DConfig | CogVideoXVAECon
         (FLUX, (1, 256, 256), 3),
         pytest.param(FLUX, (2, 192, 320), 1, marks=pytest.mark.slow),
         (COGVIDEOX, (13, 64, 96), 2),
+        (WAN, (13, 64, 96), 2),
+        (WAN_22, (9, 128, 96), 1),
     ],
     ids=[
         "tiles",
@@ -78,6 +86,8 @@ def autoencoder(config: HunyuanVAEConfig | Autoencoder2DConfig | CogVideoXVAECon
         "FLUX",
         "FLUX of a clip",
         "chunks",
+        "Wan 2.1",
+        "Wan 2.2",
     ],
 )
 def test_an_autoencoder_costs_what_whole_encodings_do(config: Any, shape: tuple[int, int, int], batch: int) -> None:
@@ -166,9 +176,10 @@ def test_ranks_share_captions_and_each_has_the_embeddings_of_all(config: Any) ->
     "config",
     [
         *(HUNYUAN, FLUX, CogVideoXVAEConfig(), T5EncoderConfig(), T5EncoderConfig(max_length=226), ClipEncoderConfig()),
+        *(WAN, WAN_22),
         pytest.param(OpenSoraVAEConfig(), marks=pytest.mark.slow),
     ],
-    ids=["hunyuan", "flux", "cogvideox", "t5", "t5 of 226", "clip", "opensora 1.2"],
+    ids=["hunyuan", "flux", "cogvideox", "t5", "t5 of 226", "clip", "Wan 2.1", "Wan 2.2", "opensora 1.2"],
 )
 def test_what_was_seen_of_a_published_encoder_is_what_a_trace_says(config: Any) -> None:
     """See `tools/encoder_costs.py`."""

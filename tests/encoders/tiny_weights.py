@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 
+from longtake.encoders import WanVAEConfig
 from longtake.encoders.files import flux_name
 
 WORDS = ("a", "red", "green", "blue", "circle", "square", "triangle", "moves", "left", "right", "up", "down", "on")
@@ -84,6 +85,22 @@ def tiny_hunyuan(file: Path, prefix: str = "") -> Any:
     _randomise(model, 3)
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file({prefix + name: tensor.contiguous() for name, tensor in model.state_dict().items()}, file)
+    return model
+
+
+def tiny_wan(folder: Path, version: str) -> Any:
+    """Writes one of Wan's autoencoders into `folder`, in diffusers' layout; returns diffusers' model."""
+    from diffusers import AutoencoderKLWan
+
+    sizes: dict[str, Any] = {"base_dim": 4, "num_res_blocks": 1}
+    if version == "2.2":
+        statistics = WanVAEConfig(version="2.2")
+        sizes |= {"base_dim": 3, "decoder_base_dim": 4, "z_dim": 48, "is_residual": True, "patch_size": 2}
+        sizes |= {"in_channels": 12, "out_channels": 12, "scale_factor_spatial": 16}
+        sizes |= {"latents_mean": statistics.latents_mean, "latents_std": statistics.latents_std}
+    model = AutoencoderKLWan(**sizes).eval()
+    _randomise(model, 5)
+    model.save_pretrained(folder)
     return model
 
 
