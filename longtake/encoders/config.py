@@ -19,6 +19,9 @@ from longtake.encoders.autoencoder_config import (
     PixelConfig,
     Placement,
 )
+from longtake.encoders.wan_config import WanVAEConfig
+
+WAN_AUTOENCODER = WanVAEConfig  # known as a kind of `ae` from here on
 
 
 class WordsConfig(EncoderSection):

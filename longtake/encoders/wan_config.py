@@ -104,6 +104,7 @@ class WanVAEConfig(KLSection):
     posterior: Literal["sample", "mode"] = Field(
         "mode", description="`mode` takes the posterior's mean, as Wan's own code; `sample` draws from it"
     )
+    compile: bool = Field(False, description="compile the norms")
     mini_batch: int = Field(1, ge=1, description="samples encoded or decoded at once")
     use_tiling: bool = Field(
         False, description="frames larger than a tile in overlapping tiles, as diffusers cuts them"

@@ -16,7 +16,19 @@ from tests import forks
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 ALIKE = (
-    *("balance", "chaos", "compile", "encode", "encoder_memory", "fetch", "finetune", "forecast", "fp8", "generate", "goodput"),
+    *(
+        "balance",
+        "chaos",
+        "compile",
+        "encode",
+        "encoder_memory",
+        "fetch",
+        "finetune",
+        "forecast",
+        "fp8",
+        "generate",
+        "goodput",
+    ),
     *("initialise", "optimizer", "order", "plan", "probe", "resume", "solver", "startup", "table", "ttt"),
 )
 TINY: dict[str, tuple[str, ...]] = {
