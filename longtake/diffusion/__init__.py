@@ -13,11 +13,13 @@ if TYPE_CHECKING:
         FlowConfig,
         NoisePredictionConfig,
         ObjectiveSection,
+        ShiftedFlowConfig,
         VPredictionConfig,
     )
     from longtake.diffusion.dropout import drop_text
     from longtake.diffusion.flow import RectifiedFlow, StraightFlow
     from longtake.diffusion.flow_1000 import Flow1000
+    from longtake.diffusion.flow_shifted import ShiftedFlow
     from longtake.diffusion.guidance import NEGATIVE, NOTHING, PROMPT, GuidanceRule, GuidanceScales, Guided
     from longtake.diffusion.known import (
         KNOWN_NOISE,

@@ -95,6 +95,42 @@ class Flow1000Config(ObjectiveSection):
         return self
 
 
+class ShiftedFlowConfig(ObjectiveSection):
+    """Rectified flow on times 0 (clean) to 1000 (noise), shifted by a number; the denoiser gives noise - clean."""
+
+    OBJECTIVE: ClassVar[str] = "longtake.diffusion.flow_shifted:ShiftedFlow"
+    SOLVERS: ClassVar[tuple[str, ...]] = ("euler", "ab2")
+
+    type: Literal["shifted_flow"] = Field(
+        "shifted_flow", description="`shifted_flow` is rectified flow on times 0 to 1000, shifted by a number"
+    )
+    shift: float = Field(5.0, gt=0.0, description="shift of training times, and of sampling; 1: none")
+    law: Literal["uniform", "logit_normal", "mode"] = Field(
+        "uniform",
+        description="law of training times before the shift: `logit_normal` is the sigmoid of a normal, `mode` leans "
+        "to the middle or the ends",
+    )
+    timestep_mean: float = Field(0.0, description="mean of the normal of `logit_normal`; positive leans to noise")
+    timestep_std: float = Field(1.0, gt=0.0, description="its standard deviation")
+    mode_scale: float = Field(1.29, ge=-1.0, le=1.75, description="strength of `mode`")
+    time_range: tuple[float, float] = Field(
+        (0.0, 1.0),
+        description="training times, as shares of the way to noise, after the shift: the part of the law inside",
+    )
+    weighting: Literal["none", "sigma_sqrt", "cosmap", "bell"] = Field(
+        "none",
+        description="weight of a loss by its time s in 0 to 1: `sigma_sqrt` 1 / s^2, `cosmap` 2 / (pi (1 - 2s + 2s^2)),"
+        " `bell` a bell around 1/2 that is 0 at noise, of mean 1",
+    )
+
+    @field_validator("time_range")
+    @classmethod
+    def _range_ascends(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 <= value[0] < value[1] <= 1:
+            raise ValueError(f"{list(value)}: expected two numbers from 0 to 1, the lower first, such as [0.875, 1]")
+        return value
+
+
 class VPredictionConfig(ObjectiveSection):
     """v-prediction over 1,000 integer timesteps, the last of which is pure noise."""
 

@@ -68,6 +68,8 @@ class Family:
     kind_pattern: str | None = None
     # The language of its prompts, as "module:name": (prompt, number of clips) -> `Spoken`; None: a prompt is a text.
     language: str | None = None
+    # A `model` section -> why a run cannot give such a model what it reads, as one sentence; None where it can.
+    refuses: Callable[[Any], str | None] = lambda model: None
     readers: frozenset[str] = frozenset()  # who reads it beside the law's own conditions (`diffusion.Reader`)
     guided_by_known: bool = False  # a branch of guidance goes without it, beside the one without text
     guidance: Mapping[str, str] = field(default_factory=dict)  # `sampling_option.guidance_rule` -> a `GuidanceRule`

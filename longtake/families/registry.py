@@ -13,10 +13,11 @@ from longtake.families.opensora_v1_2 import OPENSORA_V1_2
 from longtake.families.opensora_v2 import OPENSORA_V2
 from longtake.families.record import Family
 from longtake.families.ttt_video import TTT_VIDEO
+from longtake.families.wan import WAN
 from longtake.models.config import ModelSection
 
 GROUP = "longtake.families"  # of the entry points by which installed packages bring families of their own
-_OURS = (OPENSORA_V2, OPENSORA_V1_2, COGVIDEOX, TTT_VIDEO)  # the first is the default
+_OURS = (OPENSORA_V2, OPENSORA_V1_2, COGVIDEOX, TTT_VIDEO, WAN)  # the first is the default
 _FAMILIES: dict[type[ModelSection], Family] = {family.model: family for family in _OURS}
 
 

@@ -202,6 +202,8 @@ class SystemConfig(EncodersConfig):
                 'precision = "fp8": adapters train over frozen weights, which float8 is not tested with; '
                 "leave precision or lora out"
             )
+        if refusal := self.family.refuses(self.model):
+            raise ValueError(refusal)
         self.model.refuse_channels(self.ae.latent.channels)
         for text in self.family.texts:
             key, dim = self.model.WIDTHS[text.condition], getattr(self, text.section).dim
