@@ -19,7 +19,7 @@ from longtake.system import System, clean_example, flat_captions
 from longtake.system.encoders import CAPTIONS_AT_ONCE
 from longtake.train.config import RunConfig
 from longtake.train.health import REQUESTS, NodePower, RankTimes, StopRequest
-from longtake.train.health.weights import describe_broken
+from longtake.train.health.weights import LARGEST, describe_broken
 from longtake.train.optimizer import WeightUpdate
 from longtake.train.record import HostCopy, Recorder, StepRecord
 from longtake.train.saving import Saver
@@ -194,8 +194,8 @@ class Trainer:
             if broken := describe_broken(tensors, self.stream.world):
                 raise UserError(
                     f"step {self.clock.global_step}: weights or optimizer state hold NaN, infinity or weights "
-                    f"above 1e18 ({broken}); no checkpoint is written: continue from the last one with a lower lr or "
-                    "grad_clip = 1.0"
+                    f"above {LARGEST:g} ({broken}); no checkpoint is written: continue from the last one with a lower "
+                    "lr or grad_clip = 1.0"
                 )
             self.saver.save(self.state(), tensors)
         health.watchdog.beat(self.clock.global_step)

@@ -21,7 +21,7 @@ from longtake.parallel import World, pinned_like
 from longtake.system import System
 from longtake.track import StepMeter, Trackers, TrainingProgress, memory
 from longtake.train.health import Health, read_flags
-from longtake.train.health.weights import describe_broken
+from longtake.train.health.weights import LARGEST, describe_broken
 from longtake.train.saving import Saver
 from longtake.train.sums import StepSums
 
@@ -271,8 +271,8 @@ class Recorder:
             )
         if broken := describe_broken(dict(self.system.denoiser.named_parameters()), self.world):
             raise UserError(
-                f"step {step}: the {what}{before}: weights hold NaN, infinity or values above 1e18 ({broken}); check "
-                f"the weights that the run starts from; {remedy}"
+                f"step {step}: the {what}{before}: weights hold NaN, infinity or values above {LARGEST:g} ({broken}); "
+                f"check the weights that the run starts from; {remedy}"
             )
         raise UserError(
             f"step {step}: the {what}{before} (clips of that micro-batch begin with {clips}); {remedy} with a lower "

@@ -10,6 +10,7 @@ import torch
 
 from longtake.train import read_run
 from longtake.train import run as run_module
+from longtake.train.health import weights
 from longtake.train.optimizer import WeightUpdate
 from tests.train.runs import assert_one_sentence, metrics, run_command, steps_saved, train_here, write_config
 
@@ -161,8 +162,18 @@ def test_an_empty_mp4_is_left_out_by_probing_and_costs_nothing_else(
 
 def test_weights_out_of_bounds_after_one_step_are_not_saved(capsys: Capture, tmp_path: Path, clips: Path) -> None:
     config = write_config(tmp_path, clips, ckpt_every=1, lr=1e30, warmup_steps=0)
-    refused(capsys, ["train", config], "step 1: ", "above 1e18 (model.", "no checkpoint is written")
+    refused(capsys, ["train", config], "step 1: ", "above 1e+06 (model.", "no checkpoint is written")
     assert steps_saved(tmp_path / "outputs" / "tiny") == []
+
+
+def test_weights_that_a_step_has_ruined_are_not_saved_though_the_loss_is_finite(
+    capsys: Capture, tmp_path: Path, clips: Path
+) -> None:
+    """Also by the last step of a run, which no further one confirms."""
+    config = write_config(tmp_path, clips, ckpt_every=1, lr=3e7, warmup_steps=2, max_steps=3)
+    refused(capsys, ["train", config], "step ", "above 1e+06 (model.", "no checkpoint is written")
+    last = metrics(tmp_path / "outputs" / "tiny")[-1]["step"]
+    assert last not in steps_saved(tmp_path / "outputs" / "tiny")
 
 
 @pytest.mark.parametrize("async_io", [True, False])
@@ -177,6 +188,7 @@ def test_checkpoint_that_no_step_confirms_neither_displaces_nor_replaces_the_las
 
     original = WeightUpdate.__call__
     monkeypatch.setattr(WeightUpdate, "__call__", ruin)
+    monkeypatch.setattr(weights, "LARGEST", 1e18)  # else they are not saved at all
     config = write_config(tmp_path, clips, ckpt_every=1, keep_n_latest=1, async_io=async_io)
     said = "step 9: the loss of bucket 32px/", "is not finite", "is now epoch0-global_step3.damaged", "a lower lr"
     refused(capsys, ["train", config, "--max-steps", "100"], *said)
@@ -200,7 +212,7 @@ def test_weights_that_overflow_in_a_step_are_named_and_not_saved(
     monkeypatch.setattr(WeightUpdate, "__call__", ruin)
     config = write_config(tmp_path, clips, ckpt_every=1)
     refused(
-        capsys, ["train", config], "step 2: ", "NaN, infinity or weights above 1e18 (model.", "no checkpoint is written"
+        capsys, ["train", config], "step 2: ", "infinity or weights above 1e+06 (model.", "no checkpoint is written"
     )
     assert steps_saved(tmp_path / "outputs" / "tiny") == [1]
 
@@ -216,7 +228,7 @@ def test_loss_that_is_not_finite_from_the_first_step_names_broken_weights(
     original = run_module.build_system
     monkeypatch.setattr(run_module, "build_system", build)
     config = write_config(tmp_path, clips, max_skipped=0)
-    refused(capsys, ["train", config], "step 1: ", "is not finite: weights hold NaN, infinity or values above 1e18 (")
+    refused(capsys, ["train", config], "step 1: ", "is not finite: weights hold NaN, infinity or values above 1e+06 (")
 
 
 def test_a_gradient_that_is_not_finite_ends_a_run_that_may_leave_out_no_step(

@@ -11,13 +11,13 @@ from torch import Tensor
 from longtake.parallel import World
 
 _SHOWN = 3
-_LARGEST = 1e18  # of a weight: its square is still finite in float32
+LARGEST = 1e6  # of a weight: norms keep activations finite, and the loss too, long after weights have left all sense
 _CHECKED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @torch.no_grad()
 def describe_broken(tensors: Mapping[str, Tensor], world: World) -> str:
-    """Names of tensors that hold NaN or infinity, or weights above `_LARGEST`, on any rank: the first three and how
+    """Names of tensors that hold NaN or infinity, or weights above `LARGEST`, on any rank: the first three and how
     many more; empty where none does.
 
     Optimizer state holds squares of gradients, which may be larger. Collective. Each tensor is read once where it is,
@@ -33,7 +33,7 @@ def describe_broken(tensors: Mapping[str, Tensor], world: World) -> str:
         # the sum of absolute values is slower and may overflow; minimum and maximum carry NaN along
         largest = torch.stack([torch.stack(torch.aminmax(parts[name])).abs().max().float() for name in names])
         for name, value in zip(names, largest.tolist(), strict=True):
-            limit = math.inf if name.startswith("optim") else _LARGEST
+            limit = math.inf if name.startswith("optim") else LARGEST
             if not (value < math.inf and value <= limit):
                 broken.add(name)
     every = set().union(*world.gather(broken))
