@@ -22,6 +22,7 @@ from longtake.encoders import (
     HunyuanVAEConfig,
     PixelConfig,
     T5EncoderConfig,
+    UMT5EncoderConfig,
     WanVAEConfig,
     WordsConfig,
 )
@@ -64,7 +65,7 @@ def seen_now() -> list[dict[str, Any]]:
     """The contents of the file, as a trace says now."""
     every = runs()
     sections = [HunyuanVAEConfig(), Autoencoder2DConfig(), CogVideoXVAEConfig(), T5EncoderConfig(), ClipEncoderConfig()]
-    sections += [WanVAEConfig(version="2.1"), WanVAEConfig(version="2.2")]
+    sections += [WanVAEConfig(version="2.1"), WanVAEConfig(version="2.2"), UMT5EncoderConfig()]
     sections += [one for run in every for one in (run.ae, *(getattr(run, text.section) for text in run.family.texts))]
     listed: dict[str, dict[str, Any]] = {}
     for section in sections:

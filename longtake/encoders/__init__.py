@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         fitted_layer,
     )
     from longtake.encoders.cogvideox import CogVideoXAutoencoder, cogvideox_module
-    from longtake.encoders.config import ClipEncoderConfig, T5EncoderConfig, WordsConfig
+    from longtake.encoders.config import ClipEncoderConfig, T5EncoderConfig, UMT5EncoderConfig, WordsConfig
     from longtake.encoders.cost import EncodeCost, autoencoder_cost, seen, text_cost
     from longtake.encoders.extras import needs_extra
     from longtake.encoders.files import CheckedWeights, find_encoder, local_encoder
@@ -44,10 +44,12 @@ if TYPE_CHECKING:
         LearnedTextEncoder,
         T5Encoder,
         TextEncoder,
+        UMT5Encoder,
         build_text_encoder,
         clip_module,
         open_tokens,
         t5_module,
+        umt5_module,
     )
     from longtake.encoders.tokens import CaptionTokens, Overflow
     from longtake.encoders.wan import WanAutoencoder, wan_module

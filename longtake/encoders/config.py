@@ -55,6 +55,30 @@ class T5EncoderConfig(EncoderSection):
     shardformer: bool = Field(False, description="Open-Sora's word for fused T5 kernels; PyTorch's are used either way")
 
 
+class UMT5EncoderConfig(EncoderSection):
+    """The encoder half of a UMT5, as Wan reads it: captions are cleaned, padding is hidden and becomes zeros."""
+
+    WHEREABOUTS: ClassVar[frozenset[str]] = EncoderSection.WHEREABOUTS | {"tokenizer"}
+
+    type: Literal["umt5"] = Field("umt5", description="the encoder half of a UMT5, as Wan reads it")
+    from_pretrained: str = Field(
+        "Wan-AI/Wan2.1-T2V-1.3B/models_t5_umt5-xxl-enc-bf16.pth", description=FROM + ", also `.pth`"
+    )
+    tokenizer: str | None = Field(
+        None,
+        description="folder of the tokenizer, or its name on the hub, such as google/umt5-xxl; None: next to the "
+        "weights, in `tokenizer` or `google/umt5-xxl`",
+    )
+    cache_dir: str | None = Field(None, description=CACHE)
+    dim: int = Field(4096, ge=8, description="width of an embedding, as in the weights' config.json")
+    max_length: int = Field(512, ge=1, description="tokens a caption is padded or cut to")
+    mask: ClassVar[bool] = True
+    dtype: Literal["bf16", "fp32"] = Field("bf16", description="compute dtype; float16 overflows in T5")
+    placement: Literal["resident", "sharded", "offloaded"] = Field(
+        "resident", description="`sharded` over the ranks of a node, `offloaded` to the host's memory, block by block"
+    )
+
+
 class ClipEncoderConfig(EncoderSection):
     """The text half of a CLIP model: one pooled vector."""
 
@@ -68,7 +92,7 @@ class ClipEncoderConfig(EncoderSection):
 
 
 AutoencoderConfig = SerializeAsAny[AutoencoderSection]
-TextEncoderConfig = Annotated[WordsConfig | T5EncoderConfig, Field(discriminator="type")]
+TextEncoderConfig = Annotated[WordsConfig | T5EncoderConfig | UMT5EncoderConfig, Field(discriminator="type")]
 PooledEncoderConfig = Annotated[WordsConfig | ClipEncoderConfig, Field(discriminator="type")]
 
 

@@ -42,7 +42,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # of a section, what changes neither FLOPs nor bytes of a piece
 _BESIDE = {"from_pretrained", "cache_dir", "placement", "compile", "shardformer", "posterior", "scale_factor"}
 _BESIDE |= {"shift_factor", "use_spatial_tiling", "use_temporal_tiling", "sample_size", "sample_tsize"}
-_BESIDE |= {"tile_overlap_factor", "new_tokens", "mini_batch", "use_tiling", "tile_height", "tile_width"}
+_BESIDE |= {"tile_overlap_factor", "new_tokens", "tokenizer", "mini_batch", "use_tiling", "tile_height", "tile_width"}
 _BESIDE |= {"tile_overlap_height", "tile_overlap_width", "invert_scale_latents", "first_latent_alone"}
 _BESIDE |= {"blend_chunks", "spatial_scale", "latent_shift", "latent_scale"}
 _BESIDE |= {"latents_mean", "latents_std"}

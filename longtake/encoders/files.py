@@ -79,6 +79,30 @@ def t5_names(files: Collection[str]) -> dict[str, str]:
     return names | ({"embed_tokens.weight": "shared.weight"} if "shared.weight" in files else {})
 
 
+_UMT5_RULES = (  # official name -> that in the encoder stack
+    (r"token_embedding\.", "embed_tokens."),
+    (r"norm\.", "final_layer_norm."),
+    (r"blocks\.(\d+)\.norm1\.", r"block.\1.layer.0.layer_norm."),
+    (r"blocks\.(\d+)\.norm2\.", r"block.\1.layer.1.layer_norm."),
+    (r"blocks\.(\d+)\.attn\.([qkvo])\.", r"block.\1.layer.0.SelfAttention.\2."),
+    (r"blocks\.(\d+)\.pos_embedding\.embedding\.", r"block.\1.layer.0.SelfAttention.relative_attention_bias."),
+    (r"blocks\.(\d+)\.ffn\.gate\.0\.", r"block.\1.layer.1.DenseReluDense.wi_0."),
+    (r"blocks\.(\d+)\.ffn\.fc1\.", r"block.\1.layer.1.DenseReluDense.wi_1."),
+    (r"blocks\.(\d+)\.ffn\.fc2\.", r"block.\1.layer.1.DenseReluDense.wo."),
+)
+
+
+def umt5_names(files: Collection[str]) -> dict[str, str]:
+    """Name in the encoder stack -> name in a UMT5 checkpoint of transformers, or in Wan's official file."""
+    if "token_embedding.weight" not in files:
+        return t5_names(files)
+    names = {}
+    for name in files:
+        renamed = (re.subn(f"^{pattern}", replacement, name) for pattern, replacement in _UMT5_RULES)
+        names[next((result for result, count in renamed if count), name)] = name
+    return names
+
+
 def clip_names(files: Collection[str]) -> dict[str, str]:
     """Name in the text model -> name in a CLIP checkpoint, whole or of the text half alone.
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from longtake.contracts import UserError
 from longtake.encoders.autoencoder import Autoencoder
 from longtake.encoders.autoencoder_config import (
     Autoencoder2DConfig,
@@ -22,7 +23,7 @@ from longtake.encoders.autoencoder_config import (
     HunyuanVAEConfig,
 )
 from longtake.encoders.cogvideox import diffusers_cogvideox
-from longtake.encoders.config import ClipEncoderConfig, T5EncoderConfig
+from longtake.encoders.config import ClipEncoderConfig, T5EncoderConfig, UMT5EncoderConfig
 from longtake.encoders.extras import needs_extra
 from longtake.encoders.kl import KLAutoencoder, diffusers_hunyuan, image_module
 from longtake.encoders.opensora_v1_2 import OpenSoraAutoencoder, diffusers_spatial
@@ -149,11 +150,14 @@ class TextReference:
     embed_ids: Callable[[Tensor, Tensor], Tensor]
 
 
-def text_reference(section: T5EncoderConfig | ClipEncoderConfig, folder: Path) -> TextReference:
+def text_reference(section: T5EncoderConfig | UMT5EncoderConfig | ClipEncoderConfig, folder: Path) -> TextReference:
     """transformers' own model, read from the folder by transformers."""
     with needs_extra("t5.type", section.type):
-        from transformers import CLIPTextModel, T5EncoderModel
-    kind = T5EncoderModel if isinstance(section, T5EncoderConfig) else CLIPTextModel
+        from transformers import CLIPTextModel, T5EncoderModel, UMT5EncoderModel
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is a file, expected a folder of transformers; verify those weights in that layout")
+    kinds = {T5EncoderConfig: T5EncoderModel, UMT5EncoderConfig: UMT5EncoderModel, ClipEncoderConfig: CLIPTextModel}
+    kind = kinds[type(section)]
     module = kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval().requires_grad_(False)
 
     def embed_ids(ids: Tensor, mask: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
-"""Text encoders: T5 v1.1's encoder (a sequence of tokens) and CLIP's text half (one vector), through transformers."""
+"""Text encoders through transformers: T5 v1.1 and UMT5 (token sequences), and CLIP's text half (one vector)."""
 
 from __future__ import annotations
 
+import html
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import ftfy
 import torch
 from torch import Tensor, nn
 
@@ -17,12 +19,14 @@ from longtake.encoders.config import (
     PooledEncoderConfig,
     T5EncoderConfig,
     TextEncoderConfig,
+    UMT5EncoderConfig,
     WordsConfig,
 )
 from longtake.encoders.extras import needs_extra
-from longtake.encoders.files import clip_names, t5_names
+from longtake.encoders.files import clip_names, t5_names, umt5_names
 from longtake.encoders.tokens import CaptionTokens, Overflow
 from longtake.encoders.word_vectors import WordEncoder
+from longtake.hub import find_files, published_facts
 from longtake.small_files import parse_json, read_small
 from longtake.transfer import to_device
 
@@ -40,6 +44,7 @@ T5_XXL = {
     "num_heads": 64,
     "feed_forward_proj": "gated-gelu",
 }
+UMT5_XXL = {**T5_XXL, "vocab_size": 256384}  # google/umt5-xxl
 CLIP_L = {
     "vocab_size": 49408,
     "hidden_size": 768,
@@ -49,6 +54,8 @@ CLIP_L = {
     "max_position_embeddings": 77,
 }
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model", "vocab.json")  # one of them is enough
+
+_TOKENIZERS = (("tokenizer*.json", "special_tokens_map.json", "spiece.model"),)  # on the hub
 
 # (captions, what embeds some of them, the shape of one embedding) -> the embeddings of all, [B, *shape]
 ComputeCaptions = Callable[[Sequence[str], Callable[[Sequence[str]], Tensor], tuple[int, ...]], Tensor]
@@ -197,6 +204,12 @@ class T5Encoder(LearnedTextEncoder):
         return bias.masked_fill_(is_padding, torch.finfo(bias.dtype).min)[:, None, None]
 
 
+class UMT5Encoder(T5Encoder):
+    """The same by the encoder half of a UMT5, of cleaned captions; padding is hidden and embedded as zeros."""
+
+    names = staticmethod(umt5_names)
+
+
 class ClipEncoder(LearnedTextEncoder):
     """Captions -> one vector each `[B, dim]`, by the text half of a CLIP: the normed state at the end-of-text token.
 
@@ -243,10 +256,11 @@ def build_text_encoder(
     """
     if isinstance(config, WordsConfig):
         return WordEncoder(config.dim, config.max_length, pooled)
-    is_t5, facts = isinstance(config, T5EncoderConfig), text_facts(config, folder)
+    build, encoder = _KINDS[type(config)]
+    facts = text_facts(config, folder)
     with torch.device("meta"):
-        module = (t5_module if is_t5 else clip_module)(facts).to(dtype).requires_grad_(False).eval()
-    return (T5Encoder if is_t5 else ClipEncoder)(config, module, folder if tokenizer else None, torch.device(device))
+        module = build(facts).to(dtype).requires_grad_(False).eval()
+    return encoder(config, module, folder if tokenizer else None, torch.device(device))
 
 
 def t5_module(facts: Mapping[str, Any]) -> nn.Module:
@@ -254,6 +268,13 @@ def t5_module(facts: Mapping[str, Any]) -> nn.Module:
     with needs_extra("t5.type", "text_embedder"):
         from transformers import T5Config, T5EncoderModel
     return T5EncoderModel(T5Config.from_dict(dict(facts))).encoder
+
+
+def umt5_module(facts: Mapping[str, Any]) -> nn.Module:
+    """transformers' UMT5 encoder stack of a `config.json`, on the current default device."""
+    with needs_extra("t5.type", "umt5"):
+        from transformers import UMT5Config, UMT5EncoderModel
+    return UMT5EncoderModel(UMT5Config.from_dict(dict(facts))).encoder
 
 
 def clip_module(facts: Mapping[str, Any]) -> nn.Module:
@@ -264,13 +285,25 @@ def clip_module(facts: Mapping[str, Any]) -> nn.Module:
     return getattr(model, "text_model", model)  # up to transformers 4 the layers lie one level lower
 
 
-def text_facts(config: T5EncoderConfig | ClipEncoderConfig, folder: Path | None) -> dict[str, Any]:
+_KINDS: dict[type, tuple[Callable[[Mapping[str, Any]], nn.Module], type[LearnedTextEncoder]]] = {
+    T5EncoderConfig: (t5_module, T5Encoder),
+    UMT5EncoderConfig: (umt5_module, UMT5Encoder),
+    ClipEncoderConfig: (clip_module, ClipEncoder),
+}
+
+
+def text_facts(config: T5EncoderConfig | UMT5EncoderConfig | ClipEncoderConfig, folder: Path | None) -> dict[str, Any]:
     """The `config.json` of a text encoder's folder; without one the published sizes, at the width of the config.
 
+    An official UMT5 is one file, next to which the config.json may be that of the denoiser: then the published sizes.
     Raises `UserError` where it is missing, damaged or of another width.
     """
-    is_t5 = isinstance(config, T5EncoderConfig)
+    is_t5, is_umt5 = not isinstance(config, ClipEncoderConfig), isinstance(config, UMT5EncoderConfig)
     section, width_key, published = ("t5", "d_model", T5_XXL) if is_t5 else ("clip", "hidden_size", CLIP_L)
+    if is_umt5:
+        published = UMT5_XXL
+        if folder is not None and Path(config.from_pretrained).suffix and not _describes_umt5(folder):
+            folder = None
     if folder is None:
         return {**published, width_key: config.dim}
     path = folder / "config.json"
@@ -295,18 +328,36 @@ def text_facts(config: T5EncoderConfig | ClipEncoderConfig, folder: Path | None)
     return facts
 
 
-def open_tokens(config: T5EncoderConfig | ClipEncoderConfig, folder: Path, section: str) -> CaptionTokens:
+def _describes_umt5(folder: Path) -> bool:
+    facts = published_facts(str(folder))
+    return facts is not None and facts.get("model_type") == "umt5"
+
+
+def open_tokens(
+    config: T5EncoderConfig | UMT5EncoderConfig | ClipEncoderConfig, folder: Path, section: str
+) -> CaptionTokens:
     """The tokenizer of a text encoder, without its weights. Raises `UserError` for a folder without one."""
+    if (named := getattr(config, "tokenizer", None)) is not None:
+        folder = find_files(named, f"{section}.tokenizer", _TOKENIZERS, config.cache_dir)
     tokenizer, new = _load_tokenizer(folder, section), getattr(config, "new_tokens", ())
     if new:
         tokenizer.add_tokens(list(new))
-    return CaptionTokens(tokenizer, config.max_length, new)
+    clean = cleaned if isinstance(config, UMT5EncoderConfig) else str
+    return CaptionTokens(tokenizer, config.max_length, new, clean)
+
+
+def cleaned(text: str) -> str:
+    """A caption as Wan cleans it: broken Unicode fixed, HTML entities resolved, runs of white space made one blank."""
+    text = html.unescape(html.unescape(ftfy.fix_text(text)))
+    return " ".join(text.split())
 
 
 def _load_tokenizer(folder: Path, section: str) -> Any:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        if any((beside := folder.parent / "tokenizer").joinpath(name).is_file() for name in TOKENIZER_FILES):
-            return _load_tokenizer(beside, section)  # as in a diffusers pipeline
+        # as in a diffusers pipeline; as in Wan's own folders
+        for other in (folder.parent / "tokenizer", folder / "google" / "umt5-xxl", folder / "tokenizer"):
+            if any((other / name).is_file() for name in TOKENIZER_FILES):
+                return _load_tokenizer(other, section)
         raise UserError(
             f"{folder}: has no tokenizer (one of {', '.join(TOKENIZER_FILES)}); copy the files of the whole repository "
             f"that {section}'s weights come from"

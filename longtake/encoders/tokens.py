@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,16 +25,20 @@ class Overflow:
 class CaptionTokens:
     """A tokenizer that pads and cuts to a length, padding on the right.
 
-    marks: texts that stay at the end of a caption that is cut, such as scene marks, as its rate and scores do.
+    marks: texts that stay at the end of a caption that is cut, such as scene marks, as its rate and scores do. clean:
+    done to a caption first.
     """
 
-    def __init__(self, tokenizer: Any, max_length: int, marks: Sequence[str] = ()) -> None:
-        self.tokenizer, self.max_length, self.marks = tokenizer, max_length, tuple(marks)
+    def __init__(
+        self, tokenizer: Any, max_length: int, marks: Sequence[str] = (), clean: Callable[[str], str] = str
+    ) -> None:
+        self.tokenizer, self.max_length, self.marks, self.clean = tokenizer, max_length, tuple(marks), clean
 
     def encode(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Token ids and mask, both int64 `[B, max_length]`."""
+        texts = [self.clean(text) for text in texts]
         found = self.tokenizer(
-            list(texts), padding="max_length", truncation=True, max_length=self.max_length, return_tensors="pt"
+            texts, padding="max_length", truncation=True, max_length=self.max_length, return_tensors="pt"
         )
         ids, mask = found["input_ids"], found["attention_mask"]
         for row in (mask.sum(1) == self.max_length).nonzero()[:, 0].tolist():
@@ -43,7 +47,7 @@ class CaptionTokens:
 
     def overflow(self, text: str) -> Overflow | None:
         """How a caption is too long; None for one that fits."""
-        kept, lost = self._cut(text)
+        kept, lost = self._cut(self.clean(text))
         if not lost:
             return None
         words = self.tokenizer.decode(lost, skip_special_tokens=True).strip()

@@ -360,16 +360,17 @@ def _build_autoencoder(config: encoders.AutoencoderSection, device: torch.device
 def _build_text(text: Text, config: Any, device: torch.device, mesh: DeviceMesh | None) -> encoders.TextEncoder:
     if isinstance(config, encoders.WordsConfig):
         return encoders.build_text_encoder(config, pooled=text.pooled)
-    folder = encoders.find_encoder(config.from_pretrained, f"{text.section}.from_pretrained", config.cache_dir)
-    if not folder.is_dir():
+    place = encoders.find_encoder(config.from_pretrained, f"{text.section}.from_pretrained", config.cache_dir)
+    folder = place if place.is_dir() else place.parent
+    if place != folder and not isinstance(config, encoders.UMT5EncoderConfig):
         raise UserError(
             f"{text.section}.from_pretrained = {config.from_pretrained!r}: is a file; name the folder that holds "
             "config.json, the tokenizer and the weights"
         )
     encoder = encoders.build_text_encoder(config, folder, device_dtype(config.dtype, device), device)
     assert isinstance(encoder, encoders.LearnedTextEncoder)
-    files = WeightFiles(folder)
-    weights = encoders.CheckedWeights(files, encoder.names(files), _shapes(encoder.module), folder, "its config.json")
+    files = WeightFiles(place)
+    weights = encoders.CheckedWeights(files, encoder.names(files), _shapes(encoder.module), place, "its config.json")
     if mesh is not None:
         parallel.shard_frozen(encoder.module, encoder.units, mesh)
     offloaded = config.placement == "offloaded"

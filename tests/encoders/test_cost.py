@@ -25,6 +25,7 @@ from longtake.encoders import (
     PixelConfig,
     T5Encoder,
     T5EncoderConfig,
+    UMT5EncoderConfig,
     WanAutoencoder,
     WanVAEConfig,
     WordsConfig,
@@ -176,10 +177,10 @@ def test_ranks_share_captions_and_each_has_the_embeddings_of_all(config: Any) ->
     "config",
     [
         *(HUNYUAN, FLUX, CogVideoXVAEConfig(), T5EncoderConfig(), T5EncoderConfig(max_length=226), ClipEncoderConfig()),
-        *(WAN, WAN_22),
+        *(WAN, WAN_22, UMT5EncoderConfig()),
         pytest.param(OpenSoraVAEConfig(), marks=pytest.mark.slow),
     ],
-    ids=["hunyuan", "flux", "cogvideox", "t5", "t5 of 226", "clip", "Wan 2.1", "Wan 2.2", "opensora 1.2"],
+    ids=["hunyuan", "flux", "cogvideox", "t5", "t5 of 226", "clip", "Wan 2.1", "Wan 2.2", "umt5", "opensora 1.2"],
 )
 def test_what_was_seen_of_a_published_encoder_is_what_a_trace_says(config: Any) -> None:
     """See `tools/encoder_costs.py`."""
