@@ -12,6 +12,7 @@ from longtake.config import OpenSection
 from longtake.hub import published_facts
 
 Shift = float | Literal["resolution"] | None
+FLOW_SOLVERS = ("euler", "ab2", "unipc", "unipc_diffusers", "dpmpp_2m")
 NUM_TIMESTEPS = 1000  # of schedules by integers
 
 # Kinds of known frames at the ends of a clip (`windows.EndWindows`); the first makes nothing known.
@@ -45,7 +46,7 @@ class FlowConfig(ObjectiveSection):
     """
 
     OBJECTIVE: ClassVar[str] = "longtake.diffusion.flow:RectifiedFlow"
-    SOLVERS: ClassVar[tuple[str, ...]] = ("euler", "ab2")
+    SOLVERS: ClassVar[tuple[str, ...]] = FLOW_SOLVERS
 
     type: Literal["flow"] = Field("flow", description="the objective; `flow` is rectified flow on times 0 to 1")
     predict: Literal["velocity", "clean", "noise"] = Field("velocity", description="what the network predicts")
@@ -73,7 +74,7 @@ class Flow1000Config(ObjectiveSection):
     """Rectified flow on times 0 (clean) to 1000 (noise), whose law depends on the size and length of a clip."""
 
     OBJECTIVE: ClassVar[str] = "longtake.diffusion.flow_1000:Flow1000"
-    SOLVERS: ClassVar[tuple[str, ...]] = ("euler", "ab2")
+    SOLVERS: ClassVar[tuple[str, ...]] = FLOW_SOLVERS
 
     type: Literal["flow_1000"] = Field("flow_1000", description="`flow_1000` is rectified flow on times 0 to 1000")
     sample_method: Literal["logit-normal", "uniform"] = Field(

@@ -25,8 +25,9 @@ from torch import Tensor
 from longtake.contracts import Draw
 from longtake.diffusion.config import FlowConfig, Shift
 from longtake.diffusion.known import PixelShape
+from longtake.diffusion.multistep import flow_solver
 from longtake.diffusion.objective import Objective, as_column
-from longtake.diffusion.solvers import AdamsBashforth2, Euler, Solver
+from longtake.diffusion.solvers import Solver
 from longtake.diffusion.timesteps import make_grid, resolution_shift, shift_time, sigmoid_normal
 from longtake.random import Purpose
 
@@ -64,8 +65,8 @@ class StraightFlow(Objective):
         return self.times(torch.linspace(1, 0, num_steps + 1), latent_shape, shape)
 
     def solver(self, name: str, num_steps: int) -> Solver:
-        """`euler` or `ab2`."""
-        return {"euler": Euler, "ab2": AdamsBashforth2}[name]()
+        """One of `FLOW_SOLVERS`."""
+        return flow_solver(name, self.noise_time)
 
 
 class RectifiedFlow(Objective):
@@ -90,8 +91,8 @@ class RectifiedFlow(Objective):
         return (1 - t) * clean + self._noise_level(t) * noise
 
     def solver(self, name: str, num_steps: int) -> Solver:
-        """`euler` or `ab2`."""
-        return {"euler": Euler, "ab2": AdamsBashforth2}[name]()
+        """One of `FLOW_SOLVERS`."""
+        return flow_solver(name, self.noise_time)
 
     def velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
         """The velocity dx/dt that a prediction stands for, float32 [B, C, F, h, w]; t: float32 [B].

@@ -13,6 +13,7 @@ from longtake.contracts import Draw, Noised
 from longtake.diffusion.config import ObjectiveSection, Shift
 from longtake.diffusion.known import PixelShape
 from longtake.diffusion.solvers import Solver
+from longtake.diffusion.timesteps import shift_time
 from longtake.random import Purpose
 
 
@@ -59,6 +60,22 @@ class Objective(ABC):
         shape: PixelShape | None = None,
     ) -> Tensor:
         """The times of a solver for latents (C, F, h, w): float32 [num_steps + 1] from noise to data."""
+
+    def solver_grid(
+        self,
+        solver: Solver,
+        num_steps: int,
+        latent_shape: tuple[int, int, int, int],
+        shift: Shift | str = "training",
+        shape: PixelShape | None = None,
+    ) -> Tensor:
+        """`grid` with the ends that a solver wants. A shift is known by the time it makes of one half."""
+        if solver.ends == Solver.ends:
+            return self.grid(num_steps, latent_shape, shift, shape)
+        half = float(self.grid(2, latent_shape, shift, shape)[1]) / self.noise_time
+        steps = torch.linspace(*solver.ends, num_steps + 1, dtype=torch.float64)
+        steps[-1] = 0.0
+        return (self.noise_time * shift_time(steps, half / (1 - half)).clamp_max(solver.most)).float()
 
     def grid_from(self, grid: Tensor, share: float) -> Tensor:
         """The times of a solver that begins with this share of the noise: its first, and those of `grid` after."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -32,7 +32,14 @@ class Branched(Protocol):
 
 
 class Solver(ABC):
-    """Walks a time grid. A solver is its `step`; the loop is the same for all."""
+    """Walks a time grid. A solver is its `step`; the loop is the same for all.
+
+    `ends`: between which shares of the way to noise its steps are equal before the shift; its last time is 0 in any
+    case. `most`: its first share after the shift, at most.
+    """
+
+    ends: ClassVar[tuple[float, float]] = (1.0, 0.0)
+    most: ClassVar[float] = 1.0
 
     @abstractmethod
     def step(

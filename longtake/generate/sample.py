@@ -111,7 +111,8 @@ def stream_videos(
         return objective.velocity(system.denoiser(x, t, conditions), x, t)
 
     shift = option.flow_shift if option.flow_shift is not None else ("training" if option.shift else None)
-    grid = objective.grid(option.num_steps, latent_shape, shift, shape).to(system.device)
+    solver = objective.solver(option.solver, option.num_steps)
+    grid = objective.solver_grid(solver, option.num_steps, latent_shape, shift, shape).to(system.device)
     if (start := requests[0].start) < 1:
         grid = objective.grid_from(grid, start)
         x = latents_at(system, requests, noise, grid[:1])
@@ -124,7 +125,6 @@ def stream_videos(
             batched = fits_at_once(system, len(branches) * len(requests), latent_shape)
         steps = option.num_steps if scales.rule is None else len(grid) - 1  # a rule counts those made, as in diffusers
         denoise = Guided(velocity, branches, scales, steps, batched, beside)
-        solver = objective.solver(option.solver, option.num_steps)
         hold = None
         if "input" in readers:
             hold = known_holder(known, noise, objective.noised_at, objective.noise_time)

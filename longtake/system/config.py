@@ -53,7 +53,11 @@ class SamplingDefaults(Section):
     guidance_batch: Literal["auto"] | bool = Field(
         "auto", description="True: branches of guidance as one batch, False: in turn; `auto`: as the memory allows"
     )
-    solver: str = Field("euler", description="`euler`, or `ab2` (second order at the same cost: fewer steps)")
+    solver: str = Field(
+        "euler",
+        description="`euler`; `ab2`, second order at the same cost; `unipc`, `dpmpp_2m`: Wan's solvers, on its times; "
+        "`unipc_diffusers`: on those of diffusers",
+    )
     shift: bool = Field(True, description="time grid shifted as in training; False: even steps")
     flow_shift: float | None = Field(None, gt=0, description="a fixed shift of the time grid instead")
     seed: int | None = Field(None, ge=0, lt=1 << 63, description="seed of the first video; None: the run's seed")
