@@ -100,7 +100,7 @@ class ShiftedFlowConfig(ObjectiveSection):
     """Rectified flow on times 0 (clean) to 1000 (noise), shifted by a number; the denoiser gives noise - clean."""
 
     OBJECTIVE: ClassVar[str] = "longtake.diffusion.flow_shifted:ShiftedFlow"
-    SOLVERS: ClassVar[tuple[str, ...]] = ("euler", "ab2")
+    SOLVERS: ClassVar[tuple[str, ...]] = FLOW_SOLVERS
 
     type: Literal["shifted_flow"] = Field(
         "shifted_flow", description="`shifted_flow` is rectified flow on times 0 to 1000, shifted by a number"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ CONFIG = {"32px": {1: (1.0, 3), 5: (1.0, 2), 9: ((0.7, 0.3), 2)}, "64px": {1: (0
 
 
 def golden(name: str, system: str = "opensora_v2") -> Any:
-    """A golden JSON file; the frame rates that are NaN are null in it."""
-    return json.loads((_GOLDEN / system / name).read_text())
+    """A golden JSON file, as it is or compressed; the frame rates that are NaN are null in it."""
+    data = (_GOLDEN / system / name).read_bytes()
+    return json.loads(lzma.decompress(data) if name.endswith(".xz") else data)
 
 
 def column(rows: list[list[Any]], index: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from tests.buckets.tables import clip_columns, column, golden
 V1_2 = "opensora_v1_2"
 FUN = "cogvideox_fun"
 TABLES = golden("bucket_tables.json", V1_2)
-IDS = golden("bucket_ids.json", V1_2)
+IDS = golden("bucket_ids.json.xz", V1_2)
 SAMPLER = golden("sampler.json", V1_2)
 SHAPES = golden("aspect_tables.json", V1_2)
 FUN_ASPECT = golden("aspect.json", FUN)

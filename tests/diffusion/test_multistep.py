@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor
 
-from longtake.diffusion import Flow1000, Flow1000Config, FlowConfig, Objective, RectifiedFlow
+from longtake.diffusion import FlowConfig, Objective, RectifiedFlow, ShiftedFlow, ShiftedFlowConfig
 from longtake.diffusion.timesteps import shift_time
 
 FOLDER = Path(__file__).parents[1] / "golden" / "wan" / "sampling"
-GOLDEN = load_file(FOLDER / "solvers.safetensors")
+GOLDEN = load(lzma.decompress((FOLDER / "solvers.safetensors.xz").read_bytes()))
 SCHEDULES = json.loads((FOLDER / "schedules.json").read_text())["schedules"]
 NAMES = {
     "unipc (official)": "unipc",
@@ -28,7 +29,7 @@ def flow(unit: float, shift: float = 1.0) -> Objective:
     """Rectified flow on times up to `unit`."""
     if unit == 1:
         return RectifiedFlow(FlowConfig(shift=shift, sigma_min=0.0), patch_size=1)
-    return Flow1000(Flow1000Config(), patch_size=1)
+    return ShiftedFlow(ShiftedFlowConfig(shift=shift), patch_size=1)
 
 
 @pytest.mark.parametrize("unit", [1.0, 1000.0])

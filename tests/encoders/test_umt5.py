@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import lzma
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 
 from longtake.contracts import UserError
 from longtake.encoders import UMT5Encoder, UMT5EncoderConfig, build_text_encoder
@@ -19,7 +20,7 @@ from longtake.system.encoders import _build_text
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "wan"
 FOLDER = GOLDEN / "text"
-IO = load_file(FOLDER / "io.safetensors")
+IO = load(lzma.decompress((FOLDER / "io.safetensors.xz").read_bytes()))
 LISTED = json.loads((FOLDER / "prompts.json").read_text(encoding="utf-8"))
 PROMPTS = [row["prompt"] for row in LISTED["prompts"]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from longtake.system.encoders import _build_autoencoder
 from tests.encoders.tiny_weights import tiny_wan
 from tests.precision import apart, autoencoder_in_float64
 
-NAMES = json.loads((Path(__file__).parents[1] / "golden" / "wan" / "vae_names.json").read_text())
+NAMES = json.loads(lzma.decompress((Path(__file__).parents[1] / "golden" / "wan" / "vae_names.json.xz").read_bytes()))
 VERSIONS = pytest.mark.parametrize("version", ["2.1", "2.2"])
 CPU = torch.device("cpu")
 
