@@ -119,6 +119,8 @@ class WanVAEConfig(KLSection):
     @model_validator(mode="before")
     @classmethod
     def _as_published(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and isinstance(data.get("version"), float):  # written without quotes
+            data = {**data, "version": str(data["version"])}
         if not isinstance(data, Mapping) or data.keys() >= {*cls.PUBLISHED.values(), "version", "from_pretrained"}:
             return data
         facts = _facts(str(data["from_pretrained"])) if "from_pretrained" in data else None

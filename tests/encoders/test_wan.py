@@ -195,6 +195,7 @@ def test_wan_section_takes_sizes_from_config_or_version(folders: dict[str, Path]
     large = WanVAEConfig(from_pretrained="Wan2.2-TI2V-5B/Wan2.2_VAE.pth")
     assert (large.version, large.latent_channels, large.base_dim, large.decoder_base_dim) == ("2.2", 48, 160, 256)
     assert large.latents_std[41] == 1.06
+    assert WanVAEConfig.model_validate({"version": 2.2}).from_pretrained == "Wan-AI/Wan2.2-TI2V-5B/Wan2.2_VAE.pth"
     small = WanVAEConfig(from_pretrained=str(folders["2.2"]))
     assert (small.version, small.base_dim, small.num_res_blocks, small.latent.spatial) == ("2.2", 3, 1, 16)
     assert WanVAEConfig(**small.model_dump()) == small
