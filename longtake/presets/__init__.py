@@ -26,6 +26,7 @@ PUBLISHED = {
     "CogVideoX-Fun-V1.1-2b-InP": "alibaba-pai/CogVideoX-Fun-V1.1-2b-InP",
     "CogVideoX-Fun-V1.1-5b-InP": "alibaba-pai/CogVideoX-Fun-V1.1-5b-InP",
     "CogVideoX-Fun-V1.1-5b-Control": "alibaba-pai/CogVideoX-Fun-V1.1-5b-Control",
+    "Wan2.1-T2V-1.3B": "Wan-AI/Wan2.1-T2V-1.3B",
     "PixArt-Sigma-XL-2-2K-MS.pth": "PixArt-alpha/PixArt-Sigma",
     "Open_Sora_v2.safetensors": "hpcai-tech/Open-Sora-v2",
     "hunyuan_vae.safetensors": "hpcai-tech/Open-Sora-v2",

@@ -24,6 +24,7 @@ ONE_OF_EACH_FAMILY = (
     "opensora_v1_2/train/stage1.py",
     "cogvideox_fun/train/lora_2b.py",
     "ttt_video/train/ttt_linear/3s.py",
+    "wan/train/lora_1_3b.py",
 )
 CONDITIONS = {"t2v": 1, "i2v_head": 5, "i2v_loop": 1, "i2v_tail": 1}
 
