@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 from longtake.cli import main
-from longtake.dialects import TTTVideoDialect
+from longtake.dialects.ttt_video import TTTVideoDialect
 
 if __name__ == "__main__":
     main(["generate", *sys.argv[1:]], TTTVideoDialect())

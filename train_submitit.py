@@ -15,11 +15,11 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from longtake import train
 from longtake.cli.console import EXIT_MISTAKE, complain
-from longtake.cluster import SlurmJob, require_slurm, show_job, submit
+from longtake.cluster.slurm import SlurmJob, require_slurm, show_job, submit
 from longtake.contracts import UserError
-from longtake.dialects import TTTVideoDialect
+from longtake.dialects.ttt_video import TTTVideoDialect
+from longtake.train.run_file import require_startable as require_run_startable
 
 
 def read_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -63,7 +63,7 @@ def require_startable(words: Sequence[str]) -> None:
     """Raises `UserError` for words with which train.py would end at its start, hours after it was queued."""
     dialect = TTTVideoDialect(say=lambda line: None)  # the job prints its notes
     _, run, *overrides = dialect.command(["train", *words])
-    train.require_startable(run, overrides, dialect)
+    require_run_startable(run, overrides, dialect)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -26,9 +26,12 @@ import numpy as np
 from bucket_tables import bucket_rule, clip_columns
 from machine import print_table, write_json
 
-from longtake.buckets import CostModel, OrderInputs, PassOrder, fit_cost, plan_pass
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.mix import CostModel, fit_cost
+from longtake.buckets.order import PassOrder, plan_pass
 from longtake.contracts import Bucket, LatentShape
-from longtake.models import MMDiT, MMDiTConfig
+from longtake.models.config import MMDiTConfig
+from longtake.models.mmdit import MMDiT
 
 TARGET_IDLE, TARGET_SIGMAS = 0.03, 3.0
 LATENT, PATCH, TEXT_TOKENS = LatentShape(16, 4, 8, causal=True), 2, 512

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from longtake.buckets import BucketRule
+from longtake.buckets.assignment import BucketRule
 
 
 def _bands(*bands: tuple[int, int, int]) -> dict[int, tuple[float, int]]:

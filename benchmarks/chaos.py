@@ -29,10 +29,10 @@ from pathlib import Path
 
 from machine import print_table, write_json
 
-from longtake.checkpoint import list_checkpoints
-from longtake.data import probe_table
+from longtake.checkpoint.runs import list_checkpoints
+from longtake.data.probing.probe import probe_table
 from longtake.data.shapes import make_shapes
-from longtake.track import METRICS_FILE, read_lines
+from longtake.track.trackers import METRICS_FILE, read_lines
 
 CONFIG = """
 exp_name = "chaos"

@@ -22,7 +22,10 @@ import torch
 from machine import print_table, write_json
 from torch import Tensor
 
-from longtake.checkpoint import BackgroundSaver, retain, save_checkpoint, verify
+from longtake.checkpoint.background import BackgroundSaver
+from longtake.checkpoint.folder import verify
+from longtake.checkpoint.runs import retain
+from longtake.checkpoint.save import save_checkpoint
 
 TARGET = 0.10  # of the synchronous write
 PARTS = ("model.{}", "ema.{}", "optim.{}.exp_avg", "optim.{}.exp_avg_sq")

@@ -44,8 +44,10 @@ from machine import print_table, write_json
 from step_run import autotune_reductions
 from torch import Tensor
 
-from longtake.models import MMDiTConfig, build_denoiser, example_conditions
-from longtake.parallel import NAMED_LEVELS, BlockCompiler, CurrentLevel, recompute_and_compile
+from longtake.models.build import build_denoiser, example_conditions
+from longtake.models.config import MMDiTConfig
+from longtake.parallel.compile import BlockCompiler, recompute_and_compile
+from longtake.parallel.recomputation import NAMED_LEVELS, CurrentLevel
 from longtake.system.float8 import use_float8
 
 GPU = torch.device("cuda", 0)

@@ -18,9 +18,9 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command line does, be
 import torch
 from machine import print_table, write_json
 
-from longtake.demo import run_demo
 from longtake.demo.judge import Accuracy
-from longtake.track import make_console
+from longtake.demo.start import run_demo
+from longtake.track.progress import make_console
 
 SHARES = [name for name in Accuracy.__dataclass_fields__ if name != "count"]
 TARGET = 0.95  # colour and direction

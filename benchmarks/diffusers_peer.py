@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from longtake.models import MMDiTConfig
 from longtake.models.cogvideox_config import CogVideoXConfig
+from longtake.models.config import MMDiTConfig
 
 Draw = Callable[..., Tensor]  # sizes -> a normal tensor
 Inputs = tuple[Mapping[str, Any], Tensor]  # what the model is called with, and what its prediction is held against

@@ -19,16 +19,23 @@ import numpy as np
 import torch
 from machine import print_table, write_json
 
-from longtake.buckets import BucketRule
+from longtake.buckets.assignment import BucketRule
 from longtake.contracts import Slot
-from longtake.data import LatentStore, SlotDataset, StoredDataset, open_clips, probe_table, write_video
+from longtake.data.clips.video import write_video
+from longtake.data.latents.dataset import StoredDataset
+from longtake.data.latents.store import LatentStore
+from longtake.data.loading.dataset import SlotDataset
 from longtake.data.loading.draws import draw
-from longtake.diffusion import RectifiedFlow
-from longtake.encode import EncodeOptions, encode
+from longtake.data.probing.probe import probe_table
+from longtake.data.tables.mix import open_clips
+from longtake.diffusion.flow import RectifiedFlow
 from longtake.encode.plan import encode_inputs, make_plan
-from longtake.parallel import World
-from longtake.system import build_encoders, wanted_draws
-from longtake.train import RunConfig, read_run
+from longtake.encode.run import EncodeOptions, encode
+from longtake.parallel.world import World
+from longtake.system.encoders import build_encoders
+from longtake.system.examples import wanted_draws
+from longtake.train.config import RunConfig
+from longtake.train.run_file import read_run
 
 CONFIG = """
 dtype = "fp32"

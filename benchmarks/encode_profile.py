@@ -27,14 +27,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.layouts import LAYOUTS, lay_out_weights
-from longtake.encoders import (
-    Autoencoder,
-    Autoencoder2DConfig,
-    CogVideoXVAEConfig,
-    HunyuanVAEConfig,
-    OpenSoraVAEConfig,
-    build_autoencoder,
-)
+from longtake.encoders.autoencoder import Autoencoder, build_autoencoder
+from longtake.encoders.autoencoder_config import Autoencoder2DConfig, CogVideoXVAEConfig, HunyuanVAEConfig
+from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
 from tests.pretended.gpu import GPU, OnGpu, pretended_gpu
 from tests.pretended.library import build_library
 

@@ -18,8 +18,9 @@ import torch
 from machine import print_table, write_json
 from torch import Tensor, nn
 
-from longtake.encoders import Autoencoder, WanVAEConfig, build_autoencoder
-from longtake.models import Trace
+from longtake.encoders.autoencoder import Autoencoder, build_autoencoder
+from longtake.encoders.wan_config import WanVAEConfig
+from longtake.models.trace import Trace
 
 LIMIT_BYTES = 8e9
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

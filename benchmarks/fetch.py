@@ -36,9 +36,11 @@ from machine import print_table, write_json
 from PIL import Image
 
 from longtake.contracts import Bucket, LatentShape, Slot
-from longtake.data import ClipTable, DatasetConfig, SlotDataset, write_image, write_video
 from longtake.data.clips.transforms import cover_size, fit_frame
-from longtake.data.clips.video import decode_frames
+from longtake.data.clips.video import decode_frames, write_image, write_video
+from longtake.data.config import DatasetConfig
+from longtake.data.loading.dataset import SlotDataset
+from longtake.data.tables.table import ClipTable
 
 FPS, GROUP = 24, 250
 SIZE, TINY_SIZE = (720, 1280), (360, 640)

@@ -21,13 +21,16 @@ from typing import Any
 import torch
 from machine import gib, percent, print_table, write_json
 
-from longtake.parallel import World, start_world
-from longtake.plan import EntryPlan, Machine, ProbeStep, RunPlan, plan_run, update_seconds
+from longtake.parallel.world import World, start_world
+from longtake.plan.machine import Machine
+from longtake.plan.probe import ProbeStep
+from longtake.plan.run import EntryPlan, RunPlan, plan_run
+from longtake.plan.speed import update_seconds
 from longtake.plan.timing import clock
 from longtake.presets import run_file
-from longtake.track import gpu_named, peak_flops
-from longtake.train import RunConfig
-from longtake.train.optimizer import WeightUpdate
+from longtake.track.devices import gpu_named, peak_flops
+from longtake.train.config import RunConfig
+from longtake.train.optimizer.update import WeightUpdate
 from longtake.train.run_file import read_run
 
 BUCKETS = {

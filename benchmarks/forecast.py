@@ -29,14 +29,18 @@ from typing import Any
 import torch
 from machine import print_table, write_json
 
-from longtake import plan as planning
-from longtake.parallel import start_world
-from longtake.plan import Machine, RunPlan, plan_run, update_seconds
+from longtake.parallel.world import start_world
+from longtake.plan.machine import Machine
+from longtake.plan.measure import device_named, measure_rates
+from longtake.plan.probe import ProbeStep
+from longtake.plan.run import RunPlan, plan_run
+from longtake.plan.speed import update_seconds
 from longtake.plan.work import read_layout, read_work
 from longtake.presets import FOLDER, find_preset, preset_gpus, presets
-from longtake.track import gpu_named
-from longtake.train import RunConfig, RunWithoutTable, read_run
-from longtake.train.optimizer import WeightUpdate
+from longtake.track.devices import gpu_named
+from longtake.train.config import RunConfig, RunWithoutTable
+from longtake.train.optimizer.update import WeightUpdate
+from longtake.train.run_file import read_run
 
 BEFORE = "3834e5b"  # presets as they stood before the work on speed
 FAMILIES = ("opensora_v2/", "opensora_v1_2/", "cogvideox_fun/", "ttt_video/")
@@ -213,7 +217,7 @@ def _from_to(before: str, after: str) -> str:
     return after if before == after else f"{before} → {after}"
 
 
-class SteadyStep(planning.ProbeStep):
+class SteadyStep(ProbeStep):
     """Steps by the time that this process's threads are given: other work beside them does not count."""
 
     def _now(self) -> float:
@@ -228,8 +232,8 @@ def steps_here(sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
         for remat in (None, (2, 4)):
             model = {**HERE["model"], "grad_ckpt_settings": remat}
             config = RunConfig(**{**HERE, "model": model, "bucket_config": buckets})
-            device = planning.device_named("cpu", measures=True)
-            rates = planning.measure_rates(plan_run(config, 1, Machine(device)), world, print)
+            device = device_named("cpu", measures=True)
+            rates = measure_rates(plan_run(config, 1, Machine(device)), world, print)
             plan = plan_run(config, 1, Machine(device, measured=rates))
             step = SteadyStep(plan, config, world, lambda of, config=config: WeightUpdate(of, config).at_rate_zero)
             lines += [_against(plan, step, entry, bool(remat)) for entry in plan.entries]
@@ -242,7 +246,7 @@ def steps_here(sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
     return {"rates": rates.said, "lines": lines, "least": min(ratios), "most": max(ratios), "median": median(ratios)}
 
 
-def _against(plan: RunPlan, step: planning.ProbeStep, entry: Any, recomputed: bool) -> dict[str, Any]:
+def _against(plan: RunPlan, step: ProbeStep, entry: Any, recomputed: bool) -> dict[str, Any]:
     batch = entry.bucket.batch_size
     seconds = median(step.measure(entry.bucket, batch).seconds for _ in range(3))
     forecast = entry.time.seconds - entry.time.encoding

@@ -18,13 +18,15 @@ from typing import Any
 
 from machine import print_table, write_json
 
-from longtake.data import probe_table
+from longtake.data.probing.probe import probe_table
 from longtake.data.shapes import make_shapes
 from longtake.demo.start import NUM_CLIPS, NUM_STILLS
 from longtake.demo.systems import looks
 from longtake.presets import run_file
-from longtake.track import METRICS_FILE, make_console, read_lines
-from longtake.train import read_run, train_run
+from longtake.track.progress import make_console
+from longtake.track.trackers import METRICS_FILE, read_lines
+from longtake.train.run import train_run
+from longtake.train.run_file import read_run
 
 SEEDS = (1024, 1, 2)
 

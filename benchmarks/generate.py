@@ -31,13 +31,15 @@ from machine import gib, percent, print_table, write_json
 from torch import Tensor
 from torch.multiprocessing import spawn
 
-from longtake.diffusion import NOTHING_KNOWN
-from longtake.generate import GenerationSource, Request, open_system, resolve_source, sample_videos
-from longtake.generate.sample import guidance_scales, pixel_shape
-from longtake.parallel import TokenPeers, World, start_world
+from longtake.diffusion.known import NOTHING_KNOWN
+from longtake.generate.run import open_system
+from longtake.generate.sample import Request, guidance_scales, pixel_shape, sample_videos
+from longtake.generate.source import GenerationSource, resolve_source
+from longtake.parallel.mesh import TokenPeers
+from longtake.parallel.world import World, start_world
 from longtake.plan.timing import clock
-from longtake.system import System
-from longtake.track import peak_flops
+from longtake.system.build import System
+from longtake.track.devices import peak_flops
 
 PRESETS = Path(__file__).parents[1] / "configs" / "opensora_v2" / "inference"
 TEXT_TOKENS = 512

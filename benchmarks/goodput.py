@@ -29,16 +29,21 @@ import numpy as np
 import torch
 from machine import print_table, write_json
 
-from longtake.checkpoint import list_checkpoints, retain, save_checkpoint
-from longtake.checkpoint.runs import last_whole
-from longtake.checkpoint.save import open_partial
-from longtake.cluster import Host, HostEnd, Launch, diagnose, next_launch
-from longtake.parallel import World
-from longtake.plan import Failures, Machine, forecast_failures, plan_run
+from longtake.checkpoint.runs import last_whole, list_checkpoints, retain
+from longtake.checkpoint.save import open_partial, save_checkpoint
+from longtake.cluster.arguments import Host
+from longtake.cluster.diagnosis import HostEnd, diagnose
+from longtake.cluster.launch import Launch
+from longtake.cluster.restarts import next_launch
+from longtake.parallel.world import World
+from longtake.plan.failures import Failures, forecast_failures
+from longtake.plan.machine import Machine
+from longtake.plan.run import plan_run
 from longtake.presets import find_preset
-from longtake.track import gpu_named
-from longtake.train import RunWithoutTable, read_run
+from longtake.track.devices import gpu_named
+from longtake.train.config import RunWithoutTable
 from longtake.train.health import goodput
+from longtake.train.run_file import read_run
 
 TARGET = 0.95  # at 1,024 GPUs
 RUN = "opensora_v2/stage2"

@@ -20,7 +20,9 @@ from machine import print_table, write_json
 from torch import nn
 
 from longtake import random
-from longtake.models import CogVideoXConfig, build_denoiser, initial_values
+from longtake.models.build import build_denoiser
+from longtake.models.cogvideox_config import CogVideoXConfig
+from longtake.models.initial import initial_values
 from longtake.plan.timing import clock
 
 TWO_B = CogVideoXConfig(num_layers=30, num_attention_heads=30)

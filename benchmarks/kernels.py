@@ -31,12 +31,13 @@ from step_limits import GpuWatch, attention_rates, kernel_seconds, median_second
 from step_models import SUBJECTS, with_blocks
 from step_run import our_blocks, random_autoencoder
 
-from longtake.encoders import HunyuanVAEConfig
+from longtake.encoders.autoencoder_config import HunyuanVAEConfig
 from longtake.encoders.cost import autoencoder_cost
 from longtake.models.failures import report_to
 from longtake.models.ttt import MLP_RATIO
 from longtake.models.ttt_scan import ttt_scan
-from longtake.parallel import missing_compiler, start_world
+from longtake.parallel.compile import missing_compiler
+from longtake.parallel.world import start_world
 
 ROWS, INNER, OUTER = (8960, 17920, 26880), 3072, (3072, 9216, 12288, 15360, 21504)  # 9216: q, k and v in one layer
 ATTENTION = (  # B, L, N, K

@@ -17,11 +17,11 @@ import torch
 from machine import print_table, write_json
 from torch import nn
 
-from longtake.config import resolve
+from longtake.config.load import resolve
 from longtake.plan.timing import clock
-from longtake.train import RunConfig
-from longtake.train.optimizer import ShardedAdamW, clip_scale
+from longtake.train.config import RunConfig
 from longtake.train.optimizer.ema import Ema
+from longtake.train.optimizer.sharded import ShardedAdamW, clip_scale
 
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "fp32": {},

@@ -27,7 +27,10 @@ import numpy as np
 from bucket_tables import CONFIGS, bucket_rule, clip_columns
 from machine import print_table, write_json
 
-from longtake.buckets import BucketRule, CostModel, OrderInputs, plan_pass
+from longtake.buckets.assignment import BucketRule
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.mix import CostModel
+from longtake.buckets.order import plan_pass
 from longtake.contracts import LatentShape
 
 TARGET_RATIO = 25  # times the loop, per core

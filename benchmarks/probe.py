@@ -17,8 +17,8 @@ import av
 import numpy as np
 from machine import print_table, write_json
 
-from longtake.data import probe_table
 from longtake.data.probing.one_file import ClipInfo, probe_file
+from longtake.data.probing.probe import probe_table
 
 TARGET_LARGE = 130.0  # times as fast as decoding everything
 TARGET_SMALL = 0.8  # of the speed of a loop of av.open

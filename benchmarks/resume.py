@@ -30,9 +30,13 @@ import torch
 from bucket_tables import bucket_rule, clip_columns
 from machine import print_table, write_json
 
-from longtake.buckets import OrderInputs, PassOrder, plan_kept
-from longtake.checkpoint import read_state, save_checkpoint
-from longtake.data import DatasetConfig, open_clips, order_columns
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.kept_orders import plan_kept
+from longtake.buckets.order import PassOrder
+from longtake.checkpoint.folder import read_state
+from longtake.checkpoint.save import save_checkpoint
+from longtake.data.config import DatasetConfig
+from longtake.data.tables.mix import open_clips, order_columns
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 0.99)
 TARGET = 1.25  # slowest over the start of the pass

@@ -22,19 +22,13 @@ from machine import print_table, write_json
 from torch import Tensor
 
 from longtake.contracts import Conditions
-from longtake.diffusion import (
-    NEGATIVE,
-    PROMPT,
-    AdamsBashforth2,
-    Euler,
-    GuidanceScales,
-    Guided,
-    Solver,
-    make_grid,
-)
-from longtake.generate import Request, open_system, resolve_source
-from longtake.generate.sample import pixel_shape, seeded_noise
-from longtake.parallel import start_world
+from longtake.diffusion.guidance import NEGATIVE, PROMPT, GuidanceScales, Guided
+from longtake.diffusion.solvers import AdamsBashforth2, Euler, Solver
+from longtake.diffusion.timesteps import make_grid
+from longtake.generate.run import open_system
+from longtake.generate.sample import Request, pixel_shape, seeded_noise
+from longtake.generate.source import resolve_source
+from longtake.parallel.world import start_world
 
 STEPS = (10, 15, 20, 30, 50, 75, 100, 150, 200, 300)
 SHOWN = (10, 20, 30, 50)

@@ -24,7 +24,7 @@ import torch
 import typer
 from machine import commit_of, one_start, parser_of_starts, print_table, write_json
 
-from longtake.checkpoint import save_checkpoint
+from longtake.checkpoint.save import save_checkpoint
 from longtake.cli.app import app
 
 HERE = Path(__file__).resolve().parents[1]

@@ -54,15 +54,19 @@ from step_overhead import TARGET_OVERHEAD, measure_overhead, overhead_of_trees
 from step_run import How, OurStep, our_blocks
 
 from longtake.contracts import Bucket, Conditions, UserError
-from longtake.models import MMDiTConfig
 from longtake.models.build import denoiser_class
-from longtake.models.config import LoraConfig, ModelSection
-from longtake.parallel import NAMED_LEVELS, Level, Mesh, ParallelConfig, World, level_text, start_world
-from longtake.plan import Layout, Machine, MicroBatch, forecast_memory, forecast_time, update_seconds
-from longtake.plan.layout import Upkeep
+from longtake.models.config import LoraConfig, MMDiTConfig, ModelSection
+from longtake.parallel.config import ParallelConfig
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.recomputation import NAMED_LEVELS, Level, level_text
+from longtake.parallel.world import World, start_world
+from longtake.plan.layout import Layout, MicroBatch, Upkeep
+from longtake.plan.machine import Machine
+from longtake.plan.memory import forecast_memory
+from longtake.plan.speed import forecast_time, update_seconds
 from longtake.plan.timing import seconds_of
 from longtake.system.encoders import device_dtype
-from longtake.track import gpu_named, peak_flops
+from longtake.track.devices import gpu_named, peak_flops
 from longtake.train.config import RunConfig
 
 HERE = Path(__file__).resolve().parents[1]

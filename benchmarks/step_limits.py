@@ -20,10 +20,11 @@ from torch.autograd import DeviceType
 from torch.nn.attention.varlen import varlen_attn
 from torch.profiler import ProfilerActivity, profile
 
-from longtake.models import build_denoiser, meta_conditions
 from longtake.models.attention import Attention, fault_of
+from longtake.models.build import build_denoiser
 from longtake.models.config import Backend, ModelSection
 from longtake.models.failures import Report
+from longtake.models.trace import meta_conditions
 from longtake.plan import measure
 from longtake.plan.timing import seconds_of
 

@@ -10,12 +10,11 @@ import torch
 from diffusers_peer import cogvideox_peer, flux_peer
 
 from longtake.contracts import Conditions, Draw, LatentShape
-from longtake.diffusion import Objective, build_objective
-from longtake.families import family_of
-from longtake.models import MMDiTConfig
+from longtake.diffusion.objective import Objective, build_objective
+from longtake.families.registry import family_of
 from longtake.models.build import denoiser_class, example_conditions
 from longtake.models.cogvideox_config import CogVideoXConfig
-from longtake.models.config import ModelSection
+from longtake.models.config import MMDiTConfig, ModelSection
 from longtake.random import Purpose
 
 LATENT = LatentShape(16, 4, 8, causal=True)

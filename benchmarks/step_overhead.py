@@ -19,11 +19,11 @@ import torch
 from machine import commit_of
 from rich.console import Console
 
-from longtake.buckets import PassOrder
-from longtake.data import probe_table
+from longtake.buckets.order import PassOrder
+from longtake.data.probing.probe import probe_table
 from longtake.data.shapes import make_shapes
-from longtake.train import train_run
 from longtake.train.loop import Trainer
+from longtake.train.run import train_run
 
 TARGET_OVERHEAD = 0.02
 RUN_FILE = Path(__file__).parents[1] / "configs" / "demo" / "shapes.py"

@@ -13,31 +13,27 @@ from step_models import LATENT, draws_of, objective_of
 from torch import Tensor, nn
 
 from longtake.contracts import Bucket, Conditions, Slot
-from longtake.data import to_unit
+from longtake.data.clips.transforms import to_unit
 from longtake.data.loading.draws import draw
-from longtake.diffusion import drop_text, micro_batch_loss
-from longtake.encoders import HunyuanVAEConfig
+from longtake.diffusion.dropout import drop_text
+from longtake.diffusion.objective import micro_batch_loss
 from longtake.encoders.autoencoder import Autoencoder, build_autoencoder
-from longtake.families import family_of
-from longtake.models import build_denoiser, check_attention
+from longtake.encoders.autoencoder_config import HunyuanVAEConfig
+from longtake.families.registry import family_of
+from longtake.models.attention import check_attention
+from longtake.models.build import build_denoiser
 from longtake.models.config import LoraConfig, ModelSection
 from longtake.models.lora import adapt
-from longtake.parallel import (
-    BlockCompiler,
-    CurrentLevel,
-    Level,
-    Mesh,
-    World,
-    initialise_sharded,
-    local_tensor,
-    recompute_and_compile,
-    shard_model,
-)
+from longtake.parallel.compile import BlockCompiler, recompute_and_compile
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.recomputation import CurrentLevel, Level
+from longtake.parallel.shard import initialise_sharded, local_tensor, shard_model
+from longtake.parallel.world import World
 from longtake.plan.timing import clock
 from longtake.system.lora import adapter_sizes
 from longtake.train.config import RunConfig
-from longtake.train.optimizer import ShardedAdamW, clip_scale
 from longtake.train.optimizer.ema import Ema
+from longtake.train.optimizer.sharded import ShardedAdamW, clip_scale
 
 
 class Sizes(Protocol):

@@ -29,7 +29,9 @@ import pyarrow.csv
 import pyarrow.parquet
 from machine import print_table, write_json
 
-from longtake.data import ClipTable, filter_table, make_shards
+from longtake.data.tables.convert import make_shards
+from longtake.data.tables.select import filter_table
+from longtake.data.tables.table import ClipTable
 
 TARGET_RATE, TARGET_RSS_MB, TARGET_GROWTH_MB = 50_000, 1000, 50
 MARKS = 5  # blocks of captions, with the memory after each

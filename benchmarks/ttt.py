@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from longtake.contracts import Conditions
-from longtake.models import build_denoiser
+from longtake.models.build import build_denoiser
 from longtake.models.ttt_video_config import TTTVideoConfig
-from longtake.parallel import prepare_compiler
+from longtake.parallel.compile import prepare_compiler
 from longtake.plan.timing import clock
 from longtake.system.encoders import device_dtype
 

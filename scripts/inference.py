@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 from longtake.cli import main
-from longtake.dialects import OpenSoraV12
+from longtake.dialects.opensora_v1_2 import OpenSoraV12
 
 if __name__ == "__main__":
     main(["generate", *sys.argv[1:]], OpenSoraV12())

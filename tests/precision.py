@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from longtake.encoders import Autoencoder
-    from longtake.system import System
+    from longtake.encoders.autoencoder import Autoencoder
+    from longtake.system.build import System
 
 MARGIN = 4.0
 

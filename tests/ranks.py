@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from longtake.parallel import World, start_world
+from longtake.parallel.world import World, start_world
 from tests.forks import on_processes
 from tests.train.runs import free_port
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtake.data import write_image, write_video
+from longtake.data.clips.video import write_image, write_video
 from tests import conftest
 from tests.pasted import Walk, walk_in
 

@@ -14,7 +14,7 @@ import torch
 
 from longtake import durable
 from longtake.durable import unfinished, unfinished_folder, write_whole
-from longtake.weights import save_weights
+from longtake.weights.files import save_weights
 
 
 def test_a_file_is_whole_or_what_it_was(tmp_path: Path) -> None:

@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from longtake.buckets import plan_pass
-from longtake.buckets.order import write_order
+from longtake.buckets.order import plan_pass, write_order
 from longtake.data.probing.journal import Journal
 from longtake.data.shapes import make_shapes
 from longtake.durable import write_whole
-from longtake.track import TrackedRun
 from longtake.track.config import TrackingConfig
-from longtake.track.trackers import MetricsFile, TensorBoard
+from longtake.track.trackers import MetricsFile, TensorBoard, TrackedRun
 from longtake.weights.files import save_weights
 from tests.buckets.tables import inputs
 

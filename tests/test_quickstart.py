@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from longtake.cli.app import app
-from longtake.data import write_video
+from longtake.data.clips.video import write_video
 from tests.hub_server import hub_of
 from tests.pasted import Walk, walk_in
 from tests.verification.releases import cogvideox

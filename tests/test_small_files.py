@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from longtake.checkpoint import list_checkpoints, read_state, save_checkpoint, verify
+from longtake.checkpoint.folder import read_state, verify
+from longtake.checkpoint.runs import list_checkpoints
+from longtake.checkpoint.save import save_checkpoint
 from longtake.contracts import ClipFault, UserError
-from longtake.data import append_quarantine, make_shards, read_quarantine
+from longtake.data.loading.quarantine import append_quarantine, read_quarantine
+from longtake.data.tables.convert import make_shards
 from longtake.data.tables.rows import open_rows
 from longtake.small_files import parse_json, read_small
-from longtake.track import TrackedRun, Trackers, TrackingConfig, read_lines
+from longtake.track.config import TrackingConfig
+from longtake.track.trackers import TrackedRun, Trackers, read_lines
 from longtake.train.curriculum import read_done
 from longtake.train.health.goodput import Stopwatch
 

@@ -14,11 +14,11 @@ from typing import Any, Literal, Union, get_args, get_origin
 from generated_page import write_or_check
 from pydantic.fields import FieldInfo
 
-from longtake.config import Section
 from longtake.config.schema import forms, is_section
-from longtake.families import default_model
-from longtake.generate import GenerateConfig
-from longtake.train import RunConfig
+from longtake.config.section import Section
+from longtake.families.registry import default_model
+from longtake.generate.config import GenerateConfig
+from longtake.train.config import RunConfig
 
 PAGE = Path(__file__).parent.parent / "docs" / "config_keys.md"
 HEAD = """# Every key

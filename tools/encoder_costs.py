@@ -14,20 +14,18 @@ from math import prod
 from typing import Any
 
 from longtake import presets
-from longtake.encoders import (
+from longtake.encoders.autoencoder_config import (
     Autoencoder2DConfig,
     AutoencoderSection,
-    ClipEncoderConfig,
     CogVideoXVAEConfig,
     HunyuanVAEConfig,
     PixelConfig,
-    T5EncoderConfig,
-    UMT5EncoderConfig,
-    WanVAEConfig,
-    WordsConfig,
 )
+from longtake.encoders.config import ClipEncoderConfig, T5EncoderConfig, UMT5EncoderConfig, WordsConfig
 from longtake.encoders.cost import PUBLISHED, facts_of, first_chunks, largest_piece, look, peak_of_piece, seen
-from longtake.train import RunConfig, RunWithoutTable, read_run
+from longtake.encoders.wan_config import WanVAEConfig
+from longtake.train.config import RunConfig, RunWithoutTable
+from longtake.train.run_file import read_run
 
 
 def runs() -> list[RunConfig]:

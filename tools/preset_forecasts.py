@@ -25,7 +25,8 @@ from typing import Any
 
 from longtake import presets
 from longtake.cli import main as longtake
-from longtake.train import RunWithoutTable, read_run
+from longtake.train.config import RunWithoutTable
+from longtake.train.run_file import read_run
 
 ROOT = Path(__file__).parent.parent
 PRESETS = sorted(presets.FOLDER.glob("*/train/**/*.py"))

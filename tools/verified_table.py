@@ -10,7 +10,7 @@ from pathlib import Path
 
 from generated_page import write_or_check
 
-from longtake.verification import read_verified, verified_table
+from longtake.verification.report import read_verified, verified_table
 
 ROOT = Path(__file__).parent.parent
 RECORDS, PAGE = ROOT / "benchmarks" / "results" / "verified", ROOT / "docs" / "verify.md"

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from longtake.data import probe_table, write_image, write_video
+from longtake.data.clips.video import write_image, write_video
+from longtake.data.probing.probe import probe_table
 
 folder = Path(sys.argv[1])
 generator, names = np.random.default_rng(0), [f"{i}.{'mp4' if i < 12 else 'png'}" for i in range(16)]

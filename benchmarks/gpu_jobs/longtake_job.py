@@ -10,11 +10,12 @@ import torch
 from torch._dynamo.utils import counters
 
 from longtake.cli import main
-from longtake.plan import Machine, plan_run
+from longtake.plan.machine import Machine
+from longtake.plan.run import plan_run
 from longtake.presets import run_file
-from longtake.track import gpu_named
-from longtake.train import read_run
+from longtake.track.devices import gpu_named
 from longtake.train.loop import Trainer
+from longtake.train.run_file import read_run
 
 on_gpu, forward_backward = torch.cuda.is_available(), Trainer.forward_backward
 waits = Counter()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from longtake.buckets.protocol import BucketLaw
-from longtake.config import OpenSection
+from longtake.config.section import OpenSection
 
 
 class SizesSection(OpenSection):

@@ -28,7 +28,8 @@ from longtake.checkpoint.folder import checkpoint_path
 from longtake.checkpoint.layout import ShardFile, lay_out, local_part, signature
 from longtake.checkpoint.save import discard, marker_facts, open_partial, size_of, state_bytes, write_error_sentence
 from longtake.contracts import UserError
-from longtake.parallel import World, pin, unpin
+from longtake.parallel.host import pin, unpin
+from longtake.parallel.world import World
 from longtake.tensor_files import bytes_of
 
 _LEAST_BYTES = 1 << 16  # of the memory file: one of no bytes cannot be mapped

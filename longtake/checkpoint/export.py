@@ -14,7 +14,7 @@ from longtake.checkpoint.contents import TensorRow, read_metadata, rows_of
 from longtake.checkpoint.folder import FROZEN_FOLDER, check_all, damage_sentence, verify
 from longtake.checkpoint.state import RunState
 from longtake.contracts import UserError
-from longtake.parallel import World
+from longtake.parallel.world import World
 
 
 class CheckpointWeights(Mapping[str, Tensor]):

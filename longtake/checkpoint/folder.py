@@ -29,7 +29,7 @@ from longtake.contracts import UserError
 from longtake.small_files import parse_json, read_small
 
 if TYPE_CHECKING:
-    from longtake.parallel import World
+    from longtake.parallel.world import World
 
 FORMAT_VERSION = 1
 SHARD_SUFFIX = ".safetensors"

@@ -19,7 +19,7 @@ from longtake.checkpoint.load import load_tensors
 from longtake.checkpoint.save import save_into
 from longtake.checkpoint.state import Frozen
 from longtake.contracts import UserError
-from longtake.parallel import World
+from longtake.parallel.world import World
 from longtake.tensor_files import bytes_of
 
 

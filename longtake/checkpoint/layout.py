@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor
 
 from longtake.checkpoint.folder import SHARD_SUFFIX
 from longtake.chunks import chunked
-from longtake.parallel import World, local_tensor
+from longtake.parallel.shard import local_tensor
+from longtake.parallel.world import World
 from longtake.tensor_files import safetensors_head
 
 SHARD_BYTES = 512 << 20  # of one file; a reader maps whole files

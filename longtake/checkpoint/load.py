@@ -21,7 +21,7 @@ from longtake.checkpoint.folder import check_all, damage_sentence
 from longtake.checkpoint.layout import first_cause
 from longtake.checkpoint.runs import held
 from longtake.contracts import UserError
-from longtake.parallel import World
+from longtake.parallel.world import World
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from longtake.contracts import UserError
 from longtake.durable import replace
 
 if TYPE_CHECKING:
-    from longtake.parallel import World
+    from longtake.parallel.world import World
 
 _LOG = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from longtake.checkpoint.layout import ShardFile, lay_out, local_part
 from longtake.checkpoint.runs import set_aside, sweep
 from longtake.contracts import UserError
 from longtake.durable import DISK_FULL
-from longtake.parallel import World
+from longtake.parallel.world import World
 from longtake.tensor_files import bytes_of
 
 

@@ -36,7 +36,7 @@ from longtake.cli.options import GROUP, OPEN_ENDED, help_without_verb
 from longtake.contracts import UserError, WeightsMisfit
 
 if TYPE_CHECKING:
-    from longtake.config import Dialect
+    from longtake.config.load import Dialect
 
     class CommandDialect(Dialect):
         """Another system's words, for a whole command line."""

@@ -8,8 +8,6 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from longtake import checkpoint as checkpoints
-from longtake import system, track
 from longtake.cli.console import print_table
 from longtake.cli.options import OPEN_ENDED, finite, group
 from longtake.contracts import UserError
@@ -25,13 +23,18 @@ def list_all(
     verify: Annotated[bool, typer.Option(help="Read every byte of them; else sizes and heads of files.")] = False,
 ) -> None:
     """List the checkpoints of a run, or of every run in a folder, and whether they are whole."""
+    from longtake.checkpoint.folder import glance
+    from longtake.checkpoint.folder import verify as verify_files
+    from longtake.checkpoint.runs import list_checkpoints
+    from longtake.track.progress import make_console
+
     if not run.is_dir():
         raise UserError(f"{run}: no such folder; give the folder of a run, such as outputs/demo/run")
     folders = [run, *sorted(path for path in run.iterdir() if path.is_dir())]
-    found = [info for folder in folders for info in checkpoints.list_checkpoints(folder)]
+    found = [info for folder in folders for info in list_checkpoints(folder)]
     if not found:
         raise UserError(f"{run}: holds no checkpoint; give the folder of a run, such as outputs/demo/run")
-    check = checkpoints.verify if verify else checkpoints.glance
+    check = verify_files if verify else glance
     rows = [
         (
             str(info.path),
@@ -44,18 +47,22 @@ def list_all(
         for info in found
     ]
     head = ("checkpoint", "pass", "step", "size", "saved", "state")
-    print_table(track.make_console(), head, rows, numbers=("pass", "step", "size"))
+    print_table(make_console(), head, rows, numbers=("pass", "step", "size"))
 
 
 @app.command()
 def inspect(checkpoint: Checkpoint) -> None:
     """Print the tensors of a checkpoint: names, shapes, dtypes and sizes."""
-    contents = checkpoints.inspect(checkpoints.resolve(checkpoint))
+    from longtake.checkpoint.contents import inspect as inspect_contents
+    from longtake.checkpoint.runs import resolve
+    from longtake.track.progress import make_console
+
+    contents = inspect_contents(resolve(checkpoint))
     rows = [
         (row.name, str(list(row.shape)), str(row.dtype).removeprefix("torch."), decimal(row.num_bytes))
         for row in contents.rows
     ]
-    console = track.make_console()
+    console = make_console()
     print_table(console, ("tensor", "shape", "dtype", "size"), rows, numbers=("size",))
     for part, total in contents.totals.items():
         line = f"{part}: {total.num_tensors} tensors, {total.num_elements:,} numbers, {decimal(total.num_bytes)}"
@@ -65,11 +72,15 @@ def inspect(checkpoint: Checkpoint) -> None:
 @app.command()
 def verify(checkpoint: Checkpoint) -> None:
     """Read every file of a checkpoint and compare it with its checksum."""
-    with checkpoints.hold(checkpoint) as folder:
-        faults = checkpoints.verify(folder)
+    from longtake.checkpoint.folder import verify as verify_files
+    from longtake.checkpoint.runs import hold
+    from longtake.track.progress import make_console
+
+    with hold(checkpoint) as folder:
+        faults = verify_files(folder)
     if faults:
         raise UserError(f"{folder}: damaged ({'; '.join(faults)}); use an earlier checkpoint")
-    track.make_console().print(f"{folder}: whole")
+    make_console().print(f"{folder}: whole")
 
 
 @app.command()
@@ -93,6 +104,9 @@ def export(
 
     `longtake generate` takes either by itself. The run may go on meanwhile.
     """
+    from longtake.system.export import export_adapters, export_folder, export_merged, export_model
+    from longtake.track.progress import make_console
+
     if target.suffix not in ("", ".safetensors"):
         raise UserError(f"{target}: a name that ends in .safetensors is needed, or one without an ending for a folder")
     if max_file_gb <= 0:
@@ -105,13 +119,13 @@ def export(
     if folder_of is not None and target.suffix:
         raise UserError(f"{target}: --as writes a folder; give a name without an ending")
     if lora is not None:
-        written = system.export_adapters(checkpoint, target, lora, part)
+        written = export_adapters(checkpoint, target, lora, part)
     elif folder_of is not None:
-        written = system.export_folder(checkpoint, target, folder_of, part, int(max_file_gb * 1e9))
+        written = export_folder(checkpoint, target, folder_of, part, int(max_file_gb * 1e9))
     else:
-        write = system.export_merged if merge else system.export_model
+        write = export_merged if merge else export_model
         written = write(checkpoint, target, part, int(max_file_gb * 1e9))
-    track.make_console().print(str(written))
+    make_console().print(str(written))
 
 
 @app.command(context_settings=OPEN_ENDED)
@@ -127,6 +141,9 @@ def convert(
 
     --key value says what the model is, where the source does not; what the source lacks starts as in a run.
     """
-    for line in system.convert_weights(source, target, context.args, names=folder_of):
-        track.make_console().print(line, markup=False, soft_wrap=True)
-    track.make_console().print(str(target), markup=False, soft_wrap=True)
+    from longtake.system.convert import convert_weights
+    from longtake.track.progress import make_console
+
+    for line in convert_weights(source, target, context.args, names=folder_of):
+        make_console().print(line, markup=False, soft_wrap=True)
+    make_console().print(str(target), markup=False, soft_wrap=True)

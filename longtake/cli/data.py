@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from longtake import data as clips
-from longtake import track
 from longtake.cli import data_encode, data_tables
 from longtake.cli.console import Counted
 from longtake.cli.options import OPEN_ENDED, CacheFolder, CacheSize, Root, file_cache, group, read_part
@@ -48,9 +46,12 @@ def probe(
     A file that cannot be used costs its row: it is listed with the reason in OUTPUT's name with .bad.csv. After an
     interruption the same command continues where it stopped.
     """
-    cache, console = file_cache(cache_dir, cache_gb), track.make_console()
+    from longtake.data.probing.probe import probe_table
+    from longtake.track.progress import make_console
+
+    cache, console = file_cache(cache_dir, cache_gb), make_console()
     with Counted(console, "probing", "probed", "files") as shown:
-        result = clips.probe_table(
+        result = probe_table(
             table,
             output,
             workers=workers,

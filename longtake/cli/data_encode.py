@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from longtake import data, encode, parallel, track, train
 from longtake.cli.console import Counted
 from longtake.cli.options import Run, finite, read_part, run_and_overrides
 from longtake.contracts import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from longtake.encode.run import EncodeOptions, EncodeResult
+    from longtake.encode.verify import VerifyResult
+    from longtake.parallel.world import World
+    from longtake.train.config import RunConfig
 
 _SHOWN = 10  # sentences of a kind
 _LONGEST_WAIT_SECONDS = 7 * 24 * 3600.0  # of a process for the slowest of its peers
@@ -47,16 +51,21 @@ def encode_verb(
 
     RUN is as for `train`. The same program runs under torchrun. After an interruption the same command continues.
     """
+    from longtake.encode.auto import store_folder
+    from longtake.encode.run import EncodeOptions
+    from longtake.track.progress import make_console
+    from longtake.train.run_file import read_run
+
     source, overrides = run_and_overrides(context, run, "data encode")
-    config = train.read_run(source, overrides, dialect=context.obj).value
-    folder = output or encode.store_folder(config.dataset, config.stage_number)
-    console = track.make_console()
+    config = read_run(source, overrides, dialect=context.obj).value
+    folder = output or store_folder(config.dataset, config.stage_number)
+    console = make_console()
     if mend and (verify or part is not None):
         other = "--verify" if verify else f"--part {part}"
         raise UserError(f"--mend {other}: one command mends the whole store; leave {other} out")
     if verify:
         return _report_verified(console, folder, _verified(config, folder, console))
-    options = encode.EncodeOptions(
+    options = EncodeOptions(
         folder,
         (1, 1) if part is None else read_part(part),
         store_dtype,
@@ -69,8 +78,11 @@ def encode_verb(
     return 0
 
 
-def _encode(config: train.RunConfig, options: encode.EncodeOptions, console: Console, mend: bool) -> None:
-    with parallel.start_world(config.device, _LONGEST_WAIT_SECONDS) as world:
+def _encode(config: RunConfig, options: EncodeOptions, console: Console, mend: bool) -> None:
+    from longtake.encode.run import encode
+    from longtake.parallel.world import start_world
+
+    with start_world(config.device, _LONGEST_WAIT_SECONDS) as world:
         if mend:
             options = replace(options, mend=world.on_main(lambda: _find_damage(config, options, console)))
 
@@ -80,18 +92,21 @@ def _encode(config: train.RunConfig, options: encode.EncodeOptions, console: Con
 
         with Counted(console, "encoding", "encoded", "samples and captions", world.is_main) as shown:
             what = config.dataset, config.bucket_rule, config.stage_number
-            result = encode.encode(config, *what, options, world, shown.update, config.condition_config, say)
+            result = encode(config, *what, options, world, shown.update, config.condition_config, say)
         _report(console, world, result)
 
 
-def _verified(config: train.RunConfig, folder: Path, console: Console) -> encode.VerifyResult:
+def _verified(config: RunConfig, folder: Path, console: Console) -> VerifyResult:
+    from longtake.data.tables.mix import open_clips
+    from longtake.encode.verify import verify_store
+
     with Counted(console, "verifying", "verified", "entries") as shown:
         rules = config.sample_rules
-        table = data.open_clips(config.dataset, rules.columns)
-        return encode.verify_store(folder, table, shown.update, rules.companion_columns)
+        table = open_clips(config.dataset, rules.columns)
+        return verify_store(folder, table, shown.update, rules.companion_columns)
 
 
-def _find_damage(config: train.RunConfig, options: encode.EncodeOptions, console: Console) -> encode.VerifyResult:
+def _find_damage(config: RunConfig, options: EncodeOptions, console: Console) -> VerifyResult:
     found = _verified(config, options.folder, console)
     for line in found.damaged[:_SHOWN]:
         console.print(line)
@@ -100,7 +115,7 @@ def _find_damage(config: train.RunConfig, options: encode.EncodeOptions, console
     return found
 
 
-def _report(console: Console, world: parallel.World, result: encode.EncodeResult) -> None:
+def _report(console: Console, world: World, result: EncodeResult) -> None:
     if not world.is_main:
         return
     if result.continued:
@@ -118,7 +133,7 @@ def _report(console: Console, world: parallel.World, result: encode.EncodeResult
     )
 
 
-def _report_verified(console: Console, folder: Path, result: encode.VerifyResult) -> int:
+def _report_verified(console: Console, folder: Path, result: VerifyResult) -> int:
     for line in (*result.damaged[:_SHOWN], *result.changed[:_SHOWN]):
         console.print(line)
     console.print(
@@ -136,7 +151,7 @@ def _report_verified(console: Console, folder: Path, result: encode.VerifyResult
     return 1 if result.is_damaged or result.changed or not result.complete else 0
 
 
-def _to_make(found: encode.VerifyResult) -> str:
+def _to_make(found: VerifyResult) -> str:
     """What `--mend` makes again, in words."""
     count = len(found.shards)
     shards = [f"{count} shard{'s' if count > 1 else ''}"] if count else []

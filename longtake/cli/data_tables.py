@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from longtake import data, track, train
 from longtake.cli.console import print_table
 from longtake.cli.options import CacheFolder, CacheSize, Root, file_cache, run_and_overrides
 from longtake.contracts import UserError
@@ -33,11 +32,14 @@ def shard(
 
     Train on the folder: --dataset.data_path videos.shards
     """
+    from longtake.data.tables.convert import make_shards
+    from longtake.track.progress import make_console
+
     target = output or table.with_name(f"{table.stem}.shards")
-    console = track.make_console()
+    console = make_console()
     begun = time.monotonic()
     with console.status("") as shown:
-        done = data.make_shards(table, target, progress=lambda rows: shown.update(f"{rows:,} rows"))
+        done = make_shards(table, target, progress=lambda rows: shown.update(f"{rows:,} rows"))
     seconds = max(time.monotonic() - begun, 1e-3)
     size = f"{done.num_bytes / 1e6:,.1f} MB"
     console.print(f"{done.rows:,} rows in {done.folder}, {size}, {done.rows / seconds:,.0f} rows/s")
@@ -54,9 +56,12 @@ def filter_rows(
     ],
 ) -> None:
     """Write the rows of TABLE that meet a condition. Their order and clip ids stay."""
+    from longtake.data.tables.select import filter_table
+    from longtake.track.progress import make_console
+
     condition = where[0] if len(where) == 1 else " AND ".join(f"({one}\n)" for one in where)  # one may end in a comment
-    done = data.filter_table(table, output, condition)
-    console = track.make_console()
+    done = filter_table(table, output, condition)
+    console = make_console()
     console.print(f"{done.kept:,} of {done.rows:,} rows kept, in {done.target}")
     _print_left_out(console, done.left_out, done.unreadable)
 
@@ -70,8 +75,11 @@ def merge(
     ] = "refuse",
 ) -> None:
     """Write several tables as one, one after the other. A column that one of them lacks is empty in its rows."""
-    done = data.merge_tables(tables, output, repeated)
-    console = track.make_console()
+    from longtake.data.tables.select import merge_tables
+    from longtake.track.progress import make_console
+
+    done = merge_tables(tables, output, repeated)
+    console = make_console()
     console.print(f"{done.kept:,} rows of {len(tables)} tables in {done.target}")
     _print_left_out(console, done.left_out, done.unreadable)
 
@@ -84,12 +92,15 @@ def split(
     seed: Annotated[int, typer.Option(min=0, help="Another seed is another split.")] = 0,
 ) -> None:
     """Split the rows of TABLE into several tables by clip id: rows added later move no others."""
+    from longtake.data.tables.select import split_table
+    from longtake.track.progress import make_console
+
     try:
         shares = [float(word) for word in fractions.split(",")]
     except ValueError as error:
         raise UserError(f"--fractions {fractions}: expected numbers with commas between, such as 0.98,0.02") from error
-    console = track.make_console()
-    parts = data.split_table(table, output, shares, by, seed)
+    console = make_console()
+    parts = split_table(table, output, shares, by, seed)
     for done in parts:
         console.print(f"{done.kept:,} of {done.rows:,} rows in {done.target}")
     _print_left_out(console, parts[0].left_out, parts[0].unreadable)
@@ -105,16 +116,21 @@ def captions(
     column: Annotated[str, typer.Option(help="The column of the captions.")] = "text",
 ) -> None:
     """Change the captions of TABLE in place: from files, then --find, then --prefix, then in an editor."""
-    files = data.FromFiles()
+    from longtake.data.tables.captions import FromFiles, edit_captions
+    from longtake.track.progress import make_console
+
+    files = FromFiles()
     changes: list[Callable[[str, str], str]] = [files] if from_files else []
     if find:
         changes.append(lambda place, text: text.replace(find, replace))
     if prefix:
-        changes.append(lambda place, text: data.prefixed(text, prefix))
+        from longtake.data.clips.captions import prefixed
+
+        changes.append(lambda place, text: prefixed(text, prefix))
     if not (changes or edit):
         raise UserError(f"data captions {table}: nothing to change; add --from-files, --find, --prefix or --edit")
-    changed, rows = data.edit_captions(table, changes, column, edit)
-    console = track.make_console()
+    changed, rows = edit_captions(table, changes, column, edit)
+    console = make_console()
     if from_files:
         console.print(f"{files.count:,} of {rows:,} clips have a .txt file beside them")
         for clip, reason in files.unread.items():
@@ -145,33 +161,42 @@ def stats(
 
     With --run, --key value overrides any key of the run. TABLE takes the place of the run's own table.
     """
+    from longtake.data.tables.mix import table_and_root
+    from longtake.data.tables.rows import folder_notes
+    from longtake.data.tables.stats import column_rows, table_facts, table_stats
+    from longtake.track.progress import make_console
+    from longtake.train.preview import preview_buckets, preview_captions, read_previewed
+
     if run is None and context.args:
         raise UserError(f"data stats: there is no option {context.args[0]}; overriding a key of a run needs --run RUN")
     cache = file_cache(cache_dir, cache_gb)
     config = None
     if run is not None:
         source, overrides = run_and_overrides(context, run, "data stats")
-        config = train.read_previewed(source, table, overrides, context.obj)
-    console = track.make_console()
-    table, start = data.table_and_root(table, root)
-    found = data.table_stats(table, examples=frames if html else 0)
-    for note in data.folder_notes(table):
+        config = read_previewed(source, table, overrides, context.obj)
+    console = make_console()
+    table, start = table_and_root(table, root)
+    found = table_stats(table, examples=frames if html else 0)
+    for note in folder_notes(table):
         console.print(f"warning: {note}", style="yellow")
-    print_table(console, ("", ""), data.table_facts(found))
+    print_table(console, ("", ""), table_facts(found))
     for row, reason in found.first_invalid.items():
         console.print(f"row {row} cannot be used: {reason}", style="yellow")
     if (rest := sum(found.invalid.values()) - len(found.first_invalid)) > 0:
         console.print(f"and {rest:,} more rows", style="yellow")
     head = ("column", "empty", "min", "median", "mean", "max")
-    print_table(console, head, data.column_rows(found), numbers=head[1:])
+    print_table(console, head, column_rows(found), numbers=head[1:])
     if found.sampled < found.rows:
         console.print(f"medians are of {found.sampled:,} rows drawn at random")
-    preview = None if config is None else train.preview_buckets(config, table)
+    preview = None if config is None else preview_buckets(config, table)
     if preview is not None and config is not None:
         console.print(preview.text(), soft_wrap=True)
-        for line in train.preview_captions(config):
+        for line in preview_captions(config):
             console.print(line, soft_wrap=True)
     if html is not None:
-        start = found.folder if start is None else data.base_folder(table, start)
-        write_whole(html, data.stats_page(found, data.film_reader(start, cache), preview and preview.picture()))
+        from longtake.data.tables.stats_page import film_reader, stats_page
+        from longtake.data.tables.table import base_folder
+
+        start = found.folder if start is None else base_folder(table, start)
+        write_whole(html, stats_page(found, film_reader(start, cache), preview and preview.picture()))
         console.print(f"page: {html}")

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from longtake import demo as whole
-from longtake import track
 from longtake.contracts import EXIT_INTERRUPTED
 
 
@@ -25,9 +23,15 @@ def demo(
     changes the training run, as in `longtake train` (its config is the preset demo/shapes). --system all runs the demo
     of each system that is not finished in the folder yet, and writes one page for all.
     """
-    outputs, console, words = Path("outputs"), track.make_console(), list(context.args)
-    if system == whole.ALL:
-        outcome = whole.run_all(folder or outputs, console, words)
+    from longtake.demo.together import ALL, run_all
+    from longtake.track.progress import make_console
+
+    outputs, console, words = Path("outputs"), make_console(), list(context.args)
+    if system == ALL:
+        outcome = run_all(folder or outputs, console, words)
     else:
-        outcome = whole.run_demo(folder or outputs / whole.usual_name(system), console, words, system=system)
+        from longtake.demo.place import usual_name
+        from longtake.demo.start import run_demo
+
+        outcome = run_demo(folder or outputs / usual_name(system), console, words, system=system)
     return EXIT_INTERRUPTED if outcome.stopped else 0

@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from longtake import doctor as doctoring
-from longtake import track
 from longtake.cli.console import print_table
 from longtake.cli.options import Run, run_and_overrides
 from longtake.doctor.finding import UNTRAINED
@@ -29,10 +27,13 @@ def doctor(
     RUN: the folder of a run, one of its checkpoints, or a config file with the weights that it would start from.
     Works on one device. Ends with status 0 where nothing is wrong, else with 1. --key value overrides any key.
     """
+    from longtake.doctor.run import examine
+    from longtake.track.progress import make_console, task_progress
+
     source, overrides = run_and_overrides(context, run, "doctor")
-    console = track.make_console()
-    with track.task_progress(console, "checks") as show:
-        found = doctoring.examine(
+    console = make_console()
+    with task_progress(console, "checks") as show:
+        found = examine(
             source,
             overrides,
             clips=clips,

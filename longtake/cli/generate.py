@@ -7,9 +7,6 @@ from typing import Annotated
 
 import typer
 
-from longtake import generate as generation
-from longtake import parallel, track, train
-from longtake import plan as planning
 from longtake.cli.options import Run, run_and_overrides
 
 _Plan = Annotated[bool, typer.Option("--plan", help="Make nothing; say how long it would take, and the memory.")]
@@ -31,15 +28,25 @@ def generate(context: typer.Context, run: Run = None, plan: _Plan = False, gpus:
     """
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
+    from longtake.generate.checks import check_request
+    from longtake.generate.run import generate_from
+    from longtake.generate.source import resolve_source
+    from longtake.parallel.world import start_world
+    from longtake.track.progress import make_console
+    from longtake.train.health.interrupt import ended_by_signals
+
     words = run_and_overrides(context, run, "generate", "inference")
-    source = generation.resolve_source(*words, dialect=context.obj)
-    console = track.make_console()
+    source = resolve_source(*words, dialect=context.obj)
+    console = make_console()
     if plan:
+        from longtake.generate.requests import prompts_of
+        from longtake.plan.video import machine_named, video_words
+
         config = source.config
-        prompts = generation.prompts_of(config) if config.prompt or config.prompts else ()
-        return console.print(planning.video_words(config, planning.machine_named(gpu), gpus, prompts))
-    doubts = generation.check_request(source.config)
-    with train.ended_by_signals(), parallel.start_world(source.config.device) as world:
+        prompts = prompts_of(config) if config.prompt or config.prompts else ()
+        return console.print(video_words(config, machine_named(gpu), gpus, prompts))
+    doubts = check_request(source.config)
+    with ended_by_signals(), start_world(source.config.device) as world:
         say = console.print if world.is_main else lambda line: None
         for line in doubts:
             say(line)
@@ -54,7 +61,7 @@ def generate(context: typer.Context, run: Run = None, plan: _Plan = False, gpus:
                 if told:  # a program reads along, as `longtake ui` does
                     console.print(f"{done:.2f} of {total} videos")
 
-            videos = generation.generate_from(source, world, say, progress=show)
+            videos = generate_from(source, world, say, progress=show)
     if world.is_main:
         for video in videos:
             console.print(f"{video.path}  seed {video.seed}  {video.prompt.text}")

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from longtake import cluster
 from longtake.cli.nodes import connect
 
 
@@ -28,21 +27,24 @@ def health(
 
     Answers http://127.0.0.1:9400/metrics until Ctrl-C, to this machine alone unless --listen says more.
     """
+    from longtake.cluster.health import MONITORING, RunHealth, exposition, node_samples
+    from longtake.cluster.metrics_server import exporter
+
     if files is not None:
-        print(f"board and rules: {shutil.copytree(cluster.MONITORING, files, dirs_exist_ok=True)}")
+        print(f"board and rules: {shutil.copytree(MONITORING, files, dirs_exist_ok=True)}")
         return
-    watched, name, folder = cluster.RunHealth(run), run.resolve().name, str(run.resolve())
+    watched, name, folder = RunHealth(run), run.resolve().name, str(run.resolve())
     with ExitStack() as stack:
         nodes = None if hosts is None else stack.enter_context(closing(connect(hosts, ssh=ssh, python=python)))
 
         def text() -> str:
-            samples = [*watched.samples(), *(cluster.node_samples(nodes, folder) if nodes is not None else ())]
-            return cluster.exposition(samples, name)
+            samples = [*watched.samples(), *(node_samples(nodes, folder) if nodes is not None else ())]
+            return exposition(samples, name)
 
         if once:
             print(text(), end="")
             return
-        server = stack.enter_context(cluster.exporter(listen, text))
+        server = stack.enter_context(exporter(listen, text))
         print(
             f"http://{server.server_address[0]}:{server.server_port}/metrics tells of {run}; Ctrl-C ends it", flush=True
         )

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longtake import cluster, dialects
-from longtake import train as training
 from longtake.cli.console import complain
 from longtake.cli.options import finite, found_run
 from longtake.contracts import UserError
 from longtake.presets import find_preset
 
 if TYPE_CHECKING:
-    from longtake.config import Dialect
+    from longtake.cluster.slurm import SlurmJob
+    from longtake.config.load import Dialect
 
 _Processes = Annotated[
     int | None,
@@ -83,20 +82,24 @@ def launch(
     Looks at all hosts first. Their lines come with the host in front. When one fails, all are stopped, and the exit
     status is that of the process that failed first. Ctrl-C has all save and stop; a second one kills them.
     """
+    from longtake.cluster.arguments import forwarded, read_hosts
+    from longtake.cluster.launch import Launch, show
+    from longtake.cluster.restarts import launch_again_and_again
+
     words = _checked(words or [])
     if hostfile is None and host is None:
         _check_run(words)
         return _on_this_machine(words, processes, split("--torchrun", torchrun), grace, dry_run)
     run_name, folder = name_and_folder(words, name)
-    planned = cluster.Launch(
-        hosts=cluster.read_hosts(hostfile, host, include, exclude),
+    planned = Launch(
+        hosts=read_hosts(hostfile, host, include, exclude),
         words=words,
         name=run_name,
         folder=folder,
         workdir=workdir or here(),
         python=python,
         processes=processes,
-        environment=cluster.forwarded(os.environ, env or []),
+        environment=forwarded(os.environ, env or []),
         ssh=split("--ssh", ssh),
         torchrun=split("--torchrun", torchrun),
         master_address=master_address,
@@ -105,13 +108,16 @@ def launch(
         force=force,
     )
     if dry_run:
-        cluster.show(planned, sys.stdout)
+        show(planned, sys.stdout)
         return 0
     if workdir is None and not force and (found := _training(words)) is not None:  # else hosts have other files
+        from longtake.train.config import RunWithoutTable
+        from longtake.train.run_file import read_run, words_of_stages
+
         source, overrides, dialect = found
-        for chosen in training.words_of_stages(source, overrides, dialect):
-            training.read_run(source, chosen, training.RunWithoutTable, dialect)
-    return cluster.launch_again_and_again(planned, restarts)
+        for chosen in words_of_stages(source, overrides, dialect):
+            read_run(source, chosen, RunWithoutTable, dialect)
+    return launch_again_and_again(planned, restarts)
 
 
 def launch_on_slurm(
@@ -144,13 +150,15 @@ def launch_on_slurm(
     Before its time is up the job saves a checkpoint, is requeued, and goes on; `scancel` has it save and end. The
     working folder and the environment of this command are those of the job.
     """
+    from longtake.cluster.slurm import SlurmJob, require_slurm, resumable, show_job
+
     words = _checked(words or [])
     _check_run(words)
     run_name, folder = name_and_folder(words, name)
     beside = Path(folder or "outputs/run").parent / "submitit_logs"
     given = (word.partition("=") for word in sbatch or [])
-    job = cluster.SlurmJob(
-        words=cluster.resumable(words, run_name),
+    job = SlurmJob(
+        words=resumable(words, run_name),
         name=run_name,
         logs=logs or str(beside / f"%j-{time.strftime('%Y%m%d-%H%M%S')}"),
         nodes=nodes,
@@ -169,27 +177,33 @@ def launch_on_slurm(
         more={key.lstrip("-"): value if equals else True for key, equals, value in given},
     )
     if dry_run:
-        cluster.show_job(job, sys.stdout)
+        show_job(job, sys.stdout)
     else:
-        cluster.require_slurm()
+        require_slurm()
     if (found := _training(words)) is not None:  # a mistake would end the job hours after it was queued
-        training.require_startable(*found)
+        from longtake.train.run_file import require_startable
+
+        require_startable(*found)
     if not dry_run:
         _submit(job)
     return 0
 
 
-def _submit(job: cluster.SlurmJob) -> None:
-    number = cluster.submit(job)
+def _submit(job: SlurmJob) -> None:
+    from longtake.cluster.slurm import submit
+
+    number = submit(job)
     print(f"Submitted job_id: {number}\noutput: {job.logs.replace('%j', number)}")
 
 
 def _on_this_machine(words: list[str], processes: int | None, options: list[str], grace: float, dry_run: bool) -> int:
+    from longtake.cluster.here import launch_here
+
     if dry_run:
         program = [] if words[0].endswith(".py") else ["-m", "longtake"]
         print(shlex.join(["torchrun", "--nproc-per-node", str(processes or "auto"), *options, *program, *words]))
         return 0
-    return cluster.launch_here(words, processes, options, grace, complain)
+    return launch_here(words, processes, options, grace, complain)
 
 
 def _checked(words: list[str]) -> list[str]:
@@ -208,26 +222,37 @@ def _check_run(words: list[str]) -> None:
 
 def _training(words: list[str]) -> tuple[str, list[str], Dialect | None] | None:
     """RUN, overrides and dialect of a training whose RUN is on this machine. Raises `UserError`."""
+    from longtake.dialects.written import written_in
+
     if words[0] != "train":
-        return dialects.script_run(words)
+        from longtake.dialects.scripts import script_run
+
+        return script_run(words)
     position = next((index for index, word in enumerate(words[1:], 1) if not word.startswith("-")), None)
     if position is None:
         raise UserError("launch: found nothing where RUN is expected; write it after train")
     if not Path(words[position]).exists() and find_preset(words[position]) is None:  # it may be on the hosts
         return None
     source, overrides = found_run(words[position]), words[1:position] + words[position + 1 :]
-    return source, overrides, dialects.written_in(source, overrides)
+    return source, overrides, written_in(source, overrides)
 
 
 def name_and_folder(words: list[str], name: str | None) -> tuple[str, str]:
     """As `cluster.name_and_folder`; of a script of another system as its dialect has them."""
-    if words[0].endswith(".py") and (found := dialects.script_run(words)) is not None:
+    from longtake.cluster.arguments import name_and_folder as parse_name_and_folder
+    from longtake.dialects.scripts import script_run
+
+    if words[0].endswith(".py") and (found := script_run(words)) is not None:
+        from longtake.train.config import RunWithoutTable
+        from longtake.train.folder import new_name
+        from longtake.train.run_file import read_run, words_of_stages
+
         source, overrides, dialect = found
-        chosen, *_ = training.words_of_stages(source, overrides, dialect)
-        config = training.read_run(source, chosen, training.RunWithoutTable, dialect).value
-        known = training.new_name(config, source)
+        chosen, *_ = words_of_stages(source, overrides, dialect)
+        config = read_run(source, chosen, RunWithoutTable, dialect).value
+        known = new_name(config, source)
         return name or known, str(Path(config.outputs) / known)
-    return cluster.name_and_folder(words, name)
+    return parse_name_and_folder(words, name)
 
 
 def here() -> str:

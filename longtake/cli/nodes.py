@@ -10,15 +10,17 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longtake import cluster
 from longtake.cli.console import make_table, print_table
 from longtake.cli.launch import here, split
 from longtake.cli.options import finite
 from longtake.contracts import UserError
+
+if TYPE_CHECKING:
+    from longtake.cluster.nodes import Nodes, RunOnNode
 
 _FIRST_SECONDS = 5.0  # before the live table begins; other nodes come into it later
 HEAD = ("node", "procs", "power", "temp", "memory", "clocks", "ECC", "Xid", "clock offset", "disk free", "runs")
@@ -70,15 +72,18 @@ def connect(
     ssh: str = "ssh",
     python: str = "python3",
     seconds: float | None = None,
-) -> cluster.Nodes:
+) -> Nodes:
     """Connections to the hosts of a file. `seconds`: to wait for them at most."""
-    chosen = cluster.read_hosts(hosts, None, include, exclude)
-    environment = cluster.forwarded(os.environ, [])
+    from longtake.cluster.arguments import forwarded, read_hosts
+    from longtake.cluster.nodes import Nodes
+
+    chosen = read_hosts(hosts, None, include, exclude)
+    environment = forwarded(os.environ, [])
     patience = {} if seconds is None else {"seconds": seconds}
-    return cluster.Nodes(chosen, split("--ssh", ssh), python, environment, **patience)
+    return Nodes(chosen, split("--ssh", ssh), python, environment, **patience)
 
 
-def _watch(asked: cluster.Nodes, order: Mapping[str, Any], answers: dict[int, dict[str, Any]], every: float) -> None:
+def _watch(asked: Nodes, order: Mapping[str, Any], answers: dict[int, dict[str, Any]], every: float) -> None:
     from rich.live import Live
 
     with Live(screen=True, auto_refresh=False) as live:
@@ -91,10 +96,12 @@ def _watch(asked: cluster.Nodes, order: Mapping[str, Any], answers: dict[int, di
 
 def row(label: str, answer: Mapping[str, Any]) -> list[str]:
     """The cells of a node's line under `HEAD`; `-` for what it has not, `?` for what may not be seen."""
+    from longtake.cluster.nodes import runs_of
+
     if "fault" in answer:
         return [label, *["-"] * (len(HEAD) - 2), answer["fault"]]
     gpus, programs = answer["gpus"], answer["programs"]
-    runs = cluster.runs_of({0: answer})
+    runs = runs_of({0: answer})
     known = {pid for run in runs for pid, _ in run.pids}
     said = sorted({run.name for run in runs})
     if others := len(set(programs) - known):
@@ -124,12 +131,14 @@ def _known(gpus: list[dict[str, Any]], key: str) -> list[float]:
 
 def _clocks(gpus: list[dict[str, Any]]) -> str:
     """The slowest GPU's clock, what it could be, and why it is less."""
+    from longtake.cluster.nodes import THROTTLING
+
     known = [gpu for gpu in gpus if gpu["clock_mhz"] is not None and gpu["clock_max_mhz"] is not None]
     if not known:
         return "-"
     slowest = min(known, key=lambda gpu: gpu["clock_mhz"])
     masks = [int(gpu["throttling"] or 0) for gpu in gpus]
-    why = [f"{name} x{count}" for bit, name in cluster.THROTTLING if (count := sum(bool(mask & bit) for mask in masks))]
+    why = [f"{name} x{count}" for bit, name in THROTTLING if (count := sum(bool(mask & bit) for mask in masks))]
     return " ".join([f"{slowest['clock_mhz']:.0f}/{slowest['clock_max_mhz']:.0f} MHz", *why])
 
 
@@ -161,11 +170,13 @@ def stop(
     Shows its processes first; touches no others, and none of other users. Exit status: 1 where something is left, or a
     node has not answered.
     """
+    from longtake.cluster.nodes import runs_of
+
     if (run is None) != everything:
         raise UserError("stop: name one run with --run NAME, or all of yours with --all")
     with closing(connect(hosts, include, exclude, ssh, python)) as asked:
         answers = asked.ask_all({"do": "runs"})
-        runs = cluster.runs_of(answers)
+        runs = runs_of(answers)
         chosen = [one for one in runs if (one.trains if everything else one.name == run)]
         for number, answer in answers.items():
             if "fault" in answer:
@@ -199,7 +210,7 @@ def _is_confirmed(question: str) -> bool:
         raise UserError("stop --all: expected an answer, and there is no terminal; add --yes") from None
 
 
-def _described(label: str, run: cluster.RunOnNode) -> list[str]:
+def _described(label: str, run: RunOnNode) -> list[str]:
     pids = [str(pid) for pid, _ in run.pids]
     shown = " ".join(pids[:8]) + (f" ... {len(pids)} in all" if len(pids) > 8 else "")
     return [label, run.name, shown, " ".join(run.words)]

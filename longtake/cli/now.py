@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from longtake import train
-
 
 class Wanted(StrEnum):
     """What may be asked of a run, in the words of the command line."""
@@ -26,4 +24,6 @@ def now(
     ],
 ) -> None:
     """Ask a run that trains for a validation, a checkpoint, or to stop. It looks for this at the end of each step."""
-    print(train.ask_run(run, what))
+    from longtake.train.asking import ask_run
+
+    print(ask_run(run, what))

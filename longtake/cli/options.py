@@ -6,13 +6,15 @@ import difflib
 import math
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longtake import data, dialects
 from longtake.contracts import UserError
 from longtake.presets import find_preset, is_own, nearest_preset, run_file
+
+if TYPE_CHECKING:
+    from longtake.data.clips.file_cache import FileCache
 
 # Options that a verb does not know are left to the config system, which knows the keys. `--help` works anywhere.
 OPEN_ENDED = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -35,7 +37,9 @@ def run_and_overrides(context: typer.Context, run: str | None, verb: str, kind: 
         raise UserError(f"{verb}: found {found} where RUN is expected; write `longtake {verb} RUN --key value`")
     source = found_run(run, kind)
     if context.obj is None:
-        context.obj = dialects.written_in(source, context.args)
+        from longtake.dialects.written import written_in
+
+        context.obj = written_in(source, context.args)
     return source, list(context.args)
 
 
@@ -85,11 +89,13 @@ CacheFolder = Annotated[
 CacheSize = Annotated[float, typer.Option(callback=finite, help="Size of that folder, GB.")]
 
 
-def file_cache(folder: Path | None, gigabytes: float) -> data.FileCache:
+def file_cache(folder: Path | None, gigabytes: float) -> FileCache:
     """The cache of `--cache-dir` and `--cache-gb`. Raises `UserError` for a size that is none."""
+    from longtake.data.clips.file_cache import FileCache, default_cache_folder
+
     if not 0 <= gigabytes < math.inf:
         raise UserError(f"--cache-gb {gigabytes:g}: must be a size in GB, 0 or more, such as 20")
-    return data.FileCache(folder or data.default_cache_folder(), int(gigabytes * 1e9))
+    return FileCache(folder or default_cache_folder(), int(gigabytes * 1e9))
 
 
 def read_part(words: str) -> tuple[int, int]:

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longtake import evaluate, parallel, track, train
-from longtake import plan as planning
 from longtake.cli.console import print_table
 from longtake.cli.options import Run, finite, run_and_overrides
 from longtake.contracts import UserError
@@ -23,8 +21,12 @@ from longtake.plan.machine import Machine
 from longtake.presets import preset_gpus
 
 if TYPE_CHECKING:
-    from longtake.plan import Logged, Probed, RunPlan
-    from longtake.train import RunConfig
+    from longtake.plan.logged import Logged
+    from longtake.plan.probe import Probed
+    from longtake.plan.run import RunPlan
+    from longtake.plan.validation import ValidationForecast
+    from longtake.track.devices import Gpu
+    from longtake.train.config import RunConfig
 
 _Efficiency = Annotated[
     float | None,
@@ -108,9 +110,17 @@ def plan(
 
     Ends with status 2 and the cheapest change where it cannot fit. --key value overrides any key of the run.
     """
+    from longtake.plan.machine import CPU
+    from longtake.plan.measure import device_here, words_of_here
+    from longtake.plan.rates import measured_rates
+    from longtake.plan.remedies import refuse_misfits
+    from longtake.plan.run import plan_run
+    from longtake.train.config import RunWithoutTable
+    from longtake.train.run_file import read_run, words_of_stages
+
     source, overrides = run_and_overrides(context, run, "plan")
     own_gpus, own_gpu = preset_gpus(source) or _gpus_of(source) or (8, "h200")
-    gpus, gpu = gpus or own_gpus, gpu or (planning.device_here() if measure else own_gpu)
+    gpus, gpu = gpus or own_gpus, gpu or (device_here() if measure else own_gpu)
     machine = Machine(
         _device(gpu, measure, memory_gib, peak_tflops),
         gpus_per_node=gpus_per_node,
@@ -123,26 +133,28 @@ def plan(
         restart=restart_seconds,
         stall=save_seconds,
     )
-    machine = replace(machine, measured=planning.measured_rates(machine.gpu.name))
-    chosen = train.words_of_stages(source, overrides)
+    machine = replace(machine, measured=measured_rates(machine.gpu.name))
+    chosen = words_of_stages(source, overrides)
     if len(chosen) > 1:
         for_one = {"--html": html, "--json": json_file, "--probe": probe, "--measure": measure}
         _refuse(chosen[0][-2:], for_one | {"--target-step-seconds": target_step_seconds})
         return _show_stages(source, chosen, gpus, machine, price)
-    config = train.read_run(source, overrides, train.RunWithoutTable, dialect=context.obj).value
-    machine = _measured(planning.plan_run(config, gpus, machine), config) if measure else machine
-    found = planning.plan_run(config, gpus, machine, target_step_seconds)
+    config = read_run(source, overrides, RunWithoutTable, dialect=context.obj).value
+    machine = _measured(plan_run(config, gpus, machine), config) if measure else machine
+    found = plan_run(config, gpus, machine, target_step_seconds)
     probed = _probe(found, config) if probe else ()
     if probed is None:
         return  # of several processes the first speaks
-    if machine.device != planning.CPU and (line := planning.words_of_here(found.work)) is not None:
-        track.make_console().print(line)
+    if machine.device != CPU and (line := words_of_here(found.work)) is not None:
+        from longtake.track.progress import make_console
+
+        make_console().print(line)
     found, logged = _as_it_took(source, found, probed)
     _write(found, probed, json_file, html, str(run), price)
     _show(found, probed, price, html, logged)
     if target_step_seconds is not None:  # batch sizes as written do not matter
         found = replace(found, entries=tuple(entry for entry in found.entries if not entry.largest_batch))
-    planning.refuse_misfits(found)
+    refuse_misfits(found)
 
 
 def _write(
@@ -150,11 +162,15 @@ def _write(
 ) -> None:
     """The plan as files, where these are asked for."""
     if data is not None:
+        from longtake.plan.report import plan_json
+
         validation = _validation(plan)
-        facts = planning.plan_json(plan, probed, None if validation is None else validation.to_json())
+        facts = plan_json(plan, probed, None if validation is None else validation.to_json())
         write_whole(data, json.dumps(facts, indent=1) + "\n")
     if page is not None:
-        planning.write_html(page, plan, run, probed, price)
+        from longtake.plan.page import write_html
+
+        write_html(page, plan, run, probed, price)
 
 
 def _refuse(stage: Sequence[str], options: Mapping[str, object]) -> None:
@@ -166,50 +182,73 @@ def _refuse(stage: Sequence[str], options: Mapping[str, object]) -> None:
 
 def _show_stages(source: str, chosen: Sequence[list[str]], gpus: int, machine: Machine, price: float | None) -> None:
     """The plan of every stage, and what they cost together."""
+    from longtake.plan.remedies import refuse_misfits
+    from longtake.plan.report import total_words
+    from longtake.plan.run import plan_run
+    from longtake.track.progress import make_console
+    from longtake.train.config import RunWithoutTable
+    from longtake.train.run_file import read_run
+
     plans = []
     for words in chosen:
-        config = train.read_run(source, words, train.RunWithoutTable).value
-        plans.append(planning.plan_run(config, gpus, machine))
-        track.make_console().print(f"stage {words[-1]}", style="bold")
+        config = read_run(source, words, RunWithoutTable).value
+        plans.append(plan_run(config, gpus, machine))
+        make_console().print(f"stage {words[-1]}", style="bold")
         _show(plans[-1], (), price, None)
-    track.make_console().print(planning.total_words(plans, price))
+    make_console().print(total_words(plans, price))
     for found in plans:
-        planning.refuse_misfits(found)
+        refuse_misfits(found)
 
 
 def _gpus_of(source: str) -> tuple[int, str] | None:
     """How many GPUs, and of which kind, the run in this folder had; None where that is not known."""
-    launches = train.read_launches(Path(source)) if Path(source).is_dir() else []
+    from longtake.plan.machine import CPU
+    from longtake.train.health.launches import read_launches
+
+    launches = read_launches(Path(source)) if Path(source).is_dir() else []
     if not launches:
         return None
     device = launches[-1].device
-    if device == planning.CPU:
-        return (launches[-1].processes, device) if planning.measured_rates(device) else None
+    if device == CPU:
+        from longtake.plan.rates import measured_rates
+
+        return (launches[-1].processes, device) if measured_rates(device) else None
     return launches[-1].processes, device
 
 
 def _as_it_took(source: str, plan: RunPlan, probed: Sequence[Probed]) -> tuple[RunPlan, Logged | None]:
     """The plan with its steps as measured, by a probe or by the log in this folder, and how far off it was."""
+    from longtake.plan.logged import as_logged, compare_with_probe
+
     if probed:
-        return planning.as_measured(plan, probed), planning.compare_with_probe(plan, probed)
+        from longtake.plan.probe import as_measured
+
+        return as_measured(plan, probed), compare_with_probe(plan, probed)
     logged = _logged(source, plan)
-    return (plan, None) if logged is None else (planning.as_logged(plan, logged), logged)
+    return (plan, None) if logged is None else (as_logged(plan, logged), logged)
 
 
 def _logged(source: str, plan: RunPlan) -> Logged | None:
     """The log of the run in this folder against its plan, where that is for the GPUs that it had."""
-    own, metrics = _gpus_of(source), Path(source) / track.METRICS_FILE
+    from longtake.plan.logged import compare_with_log
+    from longtake.track.devices import GPUS
+    from longtake.track.trackers import METRICS_FILE, read_lines
+    from longtake.train.health.launches import read_launches
+
+    own, metrics = _gpus_of(source), Path(source) / METRICS_FILE
     if own is None or not metrics.exists() or own[0] != plan.layout.gpus:
         return None
-    if plan.machine.gpu.name not in (own[1], *(one.name for one in track.GPUS if re.search(one.pattern, own[1]))):
+    if plan.machine.gpu.name not in (own[1], *(one.name for one in GPUS if re.search(one.pattern, own[1]))):
         return None
-    firsts = [one.step + 1 for one in train.read_launches(Path(source))]
-    return planning.compare_with_log(plan, track.read_lines(metrics), firsts)
+    firsts = [one.step + 1 for one in read_launches(Path(source))]
+    return compare_with_log(plan, read_lines(metrics), firsts)
 
 
-def _device(gpu: str, measures: bool, memory_gib: float | None, peak_tflops: float | None) -> track.Gpu:
+def _device(gpu: str, measures: bool, memory_gib: float | None, peak_tflops: float | None) -> Gpu:
     """A kind of GPU, or this machine's processor, with what the command line says otherwise."""
-    device = planning.device_named(gpu, measures)
+    from longtake.plan.measure import device_named
+
+    device = device_named(gpu, measures)
     if memory_gib is not None:
         device = replace(device, memory_gib=memory_gib)
     return device if peak_tflops is None else replace(device, peak_flops=peak_tflops * 1e12)
@@ -217,41 +256,55 @@ def _device(gpu: str, measures: bool, memory_gib: float | None, peak_tflops: flo
 
 def _measured(plan: RunPlan, config: RunConfig) -> Machine:
     """The plan's machine with the rates of this one, which are kept for later plans."""
+    from longtake.parallel.world import start_world
+    from longtake.plan.machine import CPU
+    from longtake.plan.measure import device_here, device_named, measure_rates
+    from longtake.plan.rates import keep_rates
+
     name = plan.machine.gpu.name
-    with parallel.start_world(config.device) as world:
-        if (here := planning.device_here(world.device)) != name:
+    with start_world(config.device) as world:
+        if (here := device_here(world.device)) != name:
             raise UserError(f"--gpu {name}: --measure times what runs here, a {here}; choose --gpu {here}")
-        found = planning.measure_rates(plan, world, partial(typer.echo, err=True))
-        rates = world.on_main(lambda: planning.keep_rates(name, found))
+        found = measure_rates(plan, world, partial(typer.echo, err=True))
+        rates = world.on_main(lambda: keep_rates(name, found))
     machine = replace(plan.machine, measured=rates)
-    if name != planning.CPU:
+    if name != CPU:
         return machine
-    return replace(machine, gpu=replace(planning.device_named(name), memory_gib=machine.gpu.memory_gib))
+    return replace(machine, gpu=replace(device_named(name), memory_gib=machine.gpu.memory_gib))
 
 
 def _probe(plan: RunPlan, config: RunConfig) -> tuple[Probed, ...] | None:
     """What real steps on this machine say; None on all but the first process."""
-    with parallel.start_world(config.device) as world:
-        planning.check_probe(plan.layout.gpus, world)
-        step = planning.ProbeStep(plan, config, world, lambda model: train.WeightUpdate(model, config).at_rate_zero)
-        found = planning.probe_entries(plan, step.measure, memory_known=world.device.type == "cuda")
+    from longtake.parallel.world import start_world
+    from longtake.plan.probe import ProbeStep, check_probe, probe_entries
+    from longtake.train.optimizer.update import WeightUpdate
+
+    with start_world(config.device) as world:
+        check_probe(plan.layout.gpus, world)
+        step = ProbeStep(plan, config, world, lambda model: WeightUpdate(model, config).at_rate_zero)
+        found = probe_entries(plan, step.measure, memory_known=world.device.type == "cuda")
         return found if world.is_main else None
 
 
-def _validation(plan: RunPlan) -> planning.ValidationForecast | None:
+def _validation(plan: RunPlan) -> ValidationForecast | None:
     """What the videos of the run's validations take; None where it makes none."""
+    from longtake.evaluate.validation import plan_validation
+    from longtake.plan.validation import forecast_validation
+
     section = plan.work.config.validation
     if section is None:
         return None
-    return planning.forecast_validation(plan, evaluate.plan_validation(plan.work.config, section).requests())
+    return forecast_validation(plan, plan_validation(plan.work.config, section).requests())
 
 
 def _show(
     plan: RunPlan, probed: Sequence[Probed], price: float | None, page: Path | None, logged: Logged | None = None
 ) -> None:
     from longtake.plan import report
+    from longtake.plan.failures import failure_words
+    from longtake.track.progress import make_console
 
-    console = track.make_console()
+    console = make_console()
     for line in (report.head_words(plan), report.layout_words(plan)):
         console.print(line)
     if (ceiling := plan.work.config.ae.ceiling) is not None:
@@ -265,10 +318,12 @@ def _show(
         console.print(kept)
     console.print(report.stage_words(plan, price))
     if logged is not None:
-        console.print(planning.logged_words(logged))
+        from longtake.plan.logged import logged_words
+
+        console.print(logged_words(logged))
     if (validation := _validation(plan)) is not None:
         console.print(str(validation))
-    console.print(planning.failure_words(plan))
+    console.print(failure_words(plan))
     if plan.report is not None:
         console.print(plan.report.text())
     else:

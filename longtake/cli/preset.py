@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from longtake import track
 from longtake.cli.console import print_table
 from longtake.cli.options import GROUP
 from longtake.contracts import UserError
@@ -33,8 +32,10 @@ def list_all(context: typer.Context) -> None:
 @app.command("list")
 def show() -> None:
     """List the presets, as `longtake preset` alone does."""
+    from longtake.track.progress import make_console
+
     rows = [(one.name, VERBS[one.kind], one.gpus, one.about) for one in presets()]
-    print_table(track.make_console(), ("preset", "verb", "GPUs", "what"), rows)
+    print_table(make_console(), ("preset", "verb", "GPUs", "what"), rows)
 
 
 @app.command()
@@ -45,6 +46,8 @@ def copy(
     ] = None,
 ) -> None:
     """Copy a preset to your own file. It keeps inheriting from the installed presets."""
+    from longtake.track.progress import make_console
+
     if (path := find_preset(name)) is None:
         hint = f"did you mean {near}?" if (near := nearest_preset(name)) else "`longtake preset` lists them"
         raise UserError(f"{name}: is no preset; {hint}")
@@ -59,4 +62,4 @@ def copy(
     if target.exists():
         raise UserError(f"{target}: exists already and is not overwritten; choose another name")
     write_whole(target, copied(path, str(target)))
-    track.make_console().print(str(target))
+    make_console().print(str(target))

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from longtake import track, train
 from longtake.contracts import UserError
 
 _NOTE = "What the runs are to show, such as 'we test if ...'; it is kept in their folders. '' takes it away."
@@ -34,18 +33,23 @@ def report(
     Of several runs: their figures side by side, the settings that differ, curves at equal steps and at equal GPU-hours,
     failures by node. The page needs nothing else, and asks nothing of a network.
     """
+    from longtake.track.progress import make_console
+    from longtake.train.report import read_record, write_note, write_report
+
     if len(runs) > 1 and samples is not None:
         raise UserError(f"--samples {samples}: is for one RUN; leave it out, or give one of the {len(runs)}")
-    records = [train.read_record(run) for run in runs]
+    records = [read_record(run) for run in runs]
     if note is not None:
         for run in runs:
-            train.write_note(run, note)
-        records = [train.read_record(run) for run in runs]
+            write_note(run, note)
+        records = [read_record(run) for run in runs]
     if len(runs) > 1:
+        from longtake.train.compare import write_comparison
+
         target = output or runs[0] / "comparison.html"
-        train.write_comparison(target, records)
+        write_comparison(target, records)
     else:
         own = runs[0] / "samples"
         target = output or runs[0] / "report.html"
-        train.write_report(target, records[0], samples or (own if own.is_dir() else None))
-    track.make_console().print(f"page: {target}")
+        write_report(target, records[0], samples or (own if own.is_dir() else None))
+    make_console().print(f"page: {target}")

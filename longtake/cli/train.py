@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typer
 
-from longtake import train as training
 from longtake.cli.options import Run, run_and_overrides
 
 
@@ -18,4 +17,6 @@ def train(context: typer.Context, run: Run = None) -> int:
     SIGUSR1 end it with a checkpoint and exit status 130; 78 says that the next stage needs another number of
     processes, and prints its command. `longtake config show RUN` lists the keys.
     """
-    return training.train_all(*run_and_overrides(context, run, "train"), dialect=context.obj)
+    from longtake.train.curriculum import train_all
+
+    return train_all(*run_and_overrides(context, run, "train"), dialect=context.obj)

@@ -7,9 +7,6 @@ from typing import Annotated
 
 import typer
 
-from longtake import track
-from longtake import ui as page
-
 
 def ui(
     roots: Annotated[
@@ -29,4 +26,7 @@ def ui(
 
     It does nothing that these commands do not, and shows the command of each. Needs `pip install '.[ui]'`.
     """
-    page.serve(roots, host, port, token, lambda line: track.make_console().print(line, soft_wrap=True))
+    from longtake.track.progress import make_console
+    from longtake.ui.server import serve
+
+    serve(roots, host, port, token, lambda line: make_console().print(line, soft_wrap=True))

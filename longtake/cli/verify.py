@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longtake import track, verification
 from longtake.cli.console import print_table
 from longtake.cli.options import Run, run_and_overrides
 from longtake.durable import write_whole
@@ -30,11 +29,14 @@ def verify(
     RUN: a preset, or a run file that names weights, which are downloaded where they are missing. Works on one device.
     The record holds no paths or names of yours. Ends with status 1 where a part fails. --key value overrides any key.
     """
+    from longtake.track.progress import make_console
+    from longtake.verification.run import verify as verify_weights
+
     source, overrides = run_and_overrides(context, run, "verify")
-    console = track.make_console()
+    console = make_console()
     live = console.is_terminal
     with console.status("reading the run") if live else nullcontext() as status:
-        record = verification.verify(
+        record = verify_weights(
             source,
             overrides,
             steps=steps,

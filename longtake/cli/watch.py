@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from longtake import track, watch
 from longtake.cli.options import finite
 from longtake.contracts import UserError
 
@@ -34,6 +33,10 @@ def watch_runs(
     Runs on this machine or another that sees the folders, where a GPU is free; otherwise it leaves validations to the
     run, and says so. Writes watch.html, curves for TensorBoard and Weights & Biases, and alarms.jsonl.
     """
+    from longtake.track.progress import make_console
+    from longtake.watch.watching import WatchOptions
+    from longtake.watch.watching import watch_runs as watch_all
+
     first = next((place for place, word in enumerate(words) if word.startswith("--")), len(words))
     runs = [Path(word) for word in words[:first]]
     if not runs:
@@ -44,6 +47,6 @@ def watch_runs(
         raise UserError(f"--pick {pick}: choose all, last, last:STEP or first-of-pass")
     if webhook is not None and not webhook.startswith(("http://", "https://")):
         raise UserError(f"--webhook {webhook}: is no address; write one such as https://hooks.example.org/longtake")
-    options = watch.WatchOptions(tuple(words[first:]), device, every, once, metrics, on_alarm, webhook, pick, wandb_run)
+    options = WatchOptions(tuple(words[first:]), device, every, once, metrics, on_alarm, webhook, pick, wandb_run)
     os.nice(19 - os.nice(0))  # what trains here goes first
-    watch.watch_runs(runs, options, lambda line: track.make_console().print(line, markup=False, soft_wrap=True))
+    watch_all(runs, options, lambda line: make_console().print(line, markup=False, soft_wrap=True))

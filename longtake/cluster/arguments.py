@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longtake.config import load_config
+from longtake.config.load import load_config
 from longtake.config.overrides import split_flags
 from longtake.config.tree import dotted
 from longtake.contracts import UserError

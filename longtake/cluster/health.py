@@ -17,7 +17,7 @@ from longtake.cluster.nodes import THROTTLING, Nodes
 from longtake.cluster.scores import STEPS, Scores
 from longtake.contracts import UserError
 from longtake.small_files import parse_json, regular
-from longtake.track import METRICS_FILE
+from longtake.track.trackers import METRICS_FILE
 from longtake.train.health.goodput import read_seconds
 from longtake.train.health.launches import read_launches
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, field_validator, model_validator
 
-from longtake.config import Section
+from longtake.config.section import Section
 
 _SURE_AFTER = 100  # samples: one bad clip among the first ten says nothing of the rest
 

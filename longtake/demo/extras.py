@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from longtake.data import filter_table, to_unit, write_image
-from longtake.data.clips.video import write_video
+from longtake.data.clips.transforms import to_unit
+from longtake.data.clips.video import write_image, write_video
 from longtake.data.shapes import draw_clip
+from longtake.data.tables.select import filter_table
 from longtake.demo.systems import GivenCase
 from longtake.durable import write_whole
-from longtake.generate import GenerateConfig, Video
-from longtake.generate.requests import clips_of, plan_videos
+from longtake.generate.config import GenerateConfig
+from longtake.generate.requests import Video, clips_of, plan_videos
 from longtake.generate.run import sample_batch
 from longtake.random import Purpose, hash64, uniforms
-from longtake.system import System
-from longtake.train import RunConfig
+from longtake.system.build import System
+from longtake.train.config import RunConfig
 
 _DRAWS = 9  # uniforms of a made-up clip
 CHECKED = 8  # videos whose pixels are looked at as they are sampled, before a file holds them

@@ -29,7 +29,7 @@ from longtake.pages import (
     table,
     tiles,
 )
-from longtake.train import RunRecord, run_sections
+from longtake.train.report import RunRecord, run_sections
 
 
 @dataclass(frozen=True)

@@ -21,19 +21,27 @@ from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
 from longtake import __version__
-from longtake.data import ClipTable, probe_table, read_image
+from longtake.data.clips.video import read_image
+from longtake.data.probing.probe import probe_table
 from longtake.data.shapes import make_shapes, split_prompts
+from longtake.data.tables.table import ClipTable
 from longtake.demo.extras import Check, draw_given, least_psnr, sample_few, split_table, stills_of
 from longtake.demo.judge import JUDGED, Accuracy, score
 from longtake.demo.place import REPORT, Note, find_run, free_folder
 from longtake.demo.report import Group, ShownSample, write_report
 from longtake.demo.systems import FIRST_FRAME, DemoSystem, GivenCase, given_frames, has_several_buckets, kinds, looks
 from longtake.durable import replace
-from longtake.generate import GenerateConfig, Video, generate, open_system, read_video, resolve_source
+from longtake.generate.config import GenerateConfig
+from longtake.generate.requests import Video
+from longtake.generate.run import generate, open_system, read_video
+from longtake.generate.source import resolve_source
 from longtake.pages import duration, percent
-from longtake.parallel import World
-from longtake.system import System
-from longtake.train import Outcome, RunConfig, read_record, read_run, train
+from longtake.parallel.world import World
+from longtake.system.build import System
+from longtake.train.config import RunConfig
+from longtake.train.report import read_record
+from longtake.train.run import Outcome, train
+from longtake.train.run_file import read_run
 
 _VIDEOS_AT_ONCE = 32
 _OF_BOTH = "device", "dtype", "cpu_threads", "num_workers"  # keys that adapters train with as the run did

@@ -14,8 +14,8 @@ from longtake.demo.place import USUAL, choose_folder, find_run, read_note
 from longtake.demo.run import Demo, DemoOutcome, table_of
 from longtake.demo.stories import StoryDemo
 from longtake.demo.systems import DemoSystem, demo_system
-from longtake.parallel import start_world
-from longtake.train import read_run
+from longtake.parallel.world import start_world
+from longtake.train.run_file import read_run
 
 NUM_CLIPS, NUM_STILLS = 2400, 240
 _OWN_KEYS = ("dataset.data_path", "dataset.root", "outputs", "exp_name")

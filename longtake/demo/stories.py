@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from longtake.contracts import EXIT_INTERRUPTED, UserError
-from longtake.data import probe_table
+from longtake.data.probing.probe import probe_table
 from longtake.data.stories import make_stories
 from longtake.demo.extras import Check
 from longtake.demo.judge import scenes_of, score
@@ -18,9 +18,12 @@ from longtake.demo.place import find_run
 from longtake.demo.report import Group
 from longtake.demo.run import Demo, Sampler
 from longtake.demo.systems import stories
-from longtake.generate import Video, read_video
+from longtake.generate.requests import Video
+from longtake.generate.run import read_video
 from longtake.pages import percent
-from longtake.train import Outcome, RunConfig, read_run, train
+from longtake.train.config import RunConfig
+from longtake.train.run import Outcome, train
+from longtake.train.run_file import read_run
 
 WITHOUT = "without"  # the run whose segments share a frame and no more
 BACK = "_back"  # behind the name of videos in which the shape is gone: its last scene

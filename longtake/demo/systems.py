@@ -14,7 +14,7 @@ from longtake.data.shapes import COLOURS, FPS, split_prompts
 from longtake.data.stories import split_stories
 from longtake.generate.sample import shape_asked
 from longtake.system.config import SamplingOption
-from longtake.train import RunConfig
+from longtake.train.config import RunConfig
 from longtake.train.run_file import read_curriculum
 
 FOLDER = presets.FOLDER / "demo"

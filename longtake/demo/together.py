@@ -16,7 +16,7 @@ from longtake.demo.start import run_demo
 from longtake.demo.systems import about, system_names
 from longtake.durable import write_whole
 from longtake.pages import Html, duration, html, joined, meter, page, table
-from longtake.parallel import start_world
+from longtake.parallel.world import start_world
 from longtake.small_files import parse_json
 
 ALL = "all"

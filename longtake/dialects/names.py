@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from longtake.config import ConfigError, Fault
+from longtake.config.faults import ConfigError, Fault
 from longtake.config.overrides import NAME, key_path
 from longtake.config.schema import forms_at
 

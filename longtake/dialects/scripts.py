@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import longtake
-from longtake.config import Dialect
+from longtake.config.load import Dialect
 from longtake.dialects.cogvideox_fun import CogVideoXFun
 from longtake.dialects.cogvideox_fun.keys import SCRIPTS
 from longtake.dialects.opensora_v1_2 import OpenSoraV12

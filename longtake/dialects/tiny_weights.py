@@ -7,7 +7,8 @@ import glob
 from collections.abc import Sequence
 from pathlib import Path
 
-from longtake.checkpoint import is_complete, list_checkpoints
+from longtake.checkpoint.folder import is_complete
+from longtake.checkpoint.runs import list_checkpoints
 from longtake.config.tree import Leaf
 from longtake.dialects.translation import Translation
 from longtake.hub import is_hub_name, published_home

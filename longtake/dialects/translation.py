@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from longtake.config import Fault, Heights
-from longtake.config.faults import shown
+from longtake.config.faults import Fault, shown
+from longtake.config.load import Heights
 from longtake.config.tree import Branch, Leaf, Node, Origin, grow, matching_key, plain
 
 Report = Callable[[Fault], None]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from longtake.config import ConfigError, Dialect, load_config
+from longtake.config.faults import ConfigError
+from longtake.config.load import Dialect, load_config
 from longtake.dialects.opensora_v1_2 import OpenSoraV12
 
 _OF_FILES = (OpenSoraV12,)

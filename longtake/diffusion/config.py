@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from longtake.config import OpenSection
+from longtake.config.section import OpenSection
 from longtake.hub import published_facts
 
 Shift = float | Literal["resolution"] | None

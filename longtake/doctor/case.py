@@ -12,15 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtake.checkpoint import Clock, RunState
+from longtake.checkpoint.state import Clock, RunState
 from longtake.contracts import Batch, Conditions, Noised, Slot, UserError
-from longtake.data import SlotDataset, open_clips
-from longtake.diffusion import drop_text
+from longtake.data.loading.dataset import SlotDataset
+from longtake.data.tables.mix import open_clips
+from longtake.diffusion.dropout import drop_text
 from longtake.doctor.measures import Line, errors, quantile
-from longtake.parallel import Mesh, World
-from longtake.system import KnownDraw, System, build_system, clean_example, kinds_apart
-from longtake.system.examples import CleanExample
-from longtake.train import RunConfig
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.world import World
+from longtake.system.build import System, build_system
+from longtake.system.examples import CleanExample, KnownDraw, clean_example, kinds_apart
+from longtake.train.config import RunConfig
 from longtake.train.inputs import RunData, Table, open_latents, open_stream
 
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the law of training times: the noise levels that are looked at

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from longtake.data import ClipError, probe_file, to_unit
+from longtake.data.clips.transforms import to_unit
+from longtake.data.clips.video import ClipError
+from longtake.data.probing.one_file import probe_file
 from longtake.doctor.case import Case
 from longtake.doctor.finding import SEEN, Finding, left_out
 from longtake.doctor.measures import change, psnr

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import Draw
-from longtake.diffusion import Objective
+from longtake.diffusion.objective import Objective
 
 _LEAST = 1e-3  # of the divisor that turns a prediction into clean latents
 

@@ -14,8 +14,8 @@ from longtake.contracts import Conditions
 from longtake.doctor.case import FEW, QUANTILES, Case, Shot
 from longtake.doctor.finding import EXPLAINS, SEEN, SYMPTOM, TRAINED, UNTRAINED, Finding, left_out
 from longtake.doctor.measures import change, in_one_cell
-from longtake.parallel import local_tensor
-from longtake.system import kinds_apart
+from longtake.parallel.shard import local_tensor
+from longtake.system.examples import kinds_apart
 
 _GOOD = 0.8  # an alternative is believed from here on, of a plain guess's error; small models of 250 steps have 0.4
 _BETTER = 0.1  # by which it has to be better (natural logarithm); healthy runs have up to 0.06, planted faults 0.3

@@ -10,16 +10,22 @@ from typing import Any
 
 import torch
 
-from longtake.checkpoint import RunState, inspect, is_complete, list_checkpoints
-from longtake.config import Dialect
+from longtake.checkpoint.contents import inspect
+from longtake.checkpoint.folder import is_complete
+from longtake.checkpoint.runs import list_checkpoints
+from longtake.checkpoint.state import RunState
+from longtake.config.load import Dialect
 from longtake.contracts import UserError
 from longtake.doctor import data, machine, model, training
 from longtake.doctor.case import Case, open_case
 from longtake.doctor.finding import Finding, ranked
-from longtake.encode import fit_autoencoder
+from longtake.encode.autoencoder import fit_autoencoder
 from longtake.generate.source import load_weights
-from longtake.parallel import Mesh, ParallelConfig, World, start_world
-from longtake.train import RunConfig, read_run
+from longtake.parallel.config import ParallelConfig
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.world import World, start_world
+from longtake.train.config import RunConfig
+from longtake.train.run_file import read_run
 
 Found = Callable[[Finding | None], None]
 

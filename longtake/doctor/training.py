@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from longtake.contracts import Conditions, Noised
 from longtake.doctor.case import FEW, Case
 from longtake.doctor.finding import EXPLAINS, SEEN, SPOILED, SYMPTOM, TRAINED, Finding, left_out
-from longtake.models import initial_values
-from longtake.parallel import local_tensor
+from longtake.models.initial import initial_values
+from longtake.parallel.shard import local_tensor
 from longtake.system.pretrained import open_pretrained
-from longtake.track import METRICS_FILE, read_lines
-from longtake.train import RunConfig, WeightUpdate
+from longtake.track.trackers import METRICS_FILE, read_lines
+from longtake.train.config import RunConfig
+from longtake.train.optimizer.update import WeightUpdate
 
 _SAMPLED = 1024  # numbers of a tensor that are kept to see whether it moves
 _MOST_DRAWN = 1 << 26  # numbers that are drawn anew, of the smallest matrices; one core takes seconds for them

@@ -10,16 +10,19 @@ from pathlib import Path
 
 import numpy as np
 
-from longtake.buckets import BucketLaw
-from longtake.data import ClipTable, DatasetConfig, MixedTable, open_clips
+from longtake.buckets.protocol import BucketLaw
+from longtake.data.config import DatasetConfig
 from longtake.data.latents.store import INDEX_NAMES, STORE_FILE, read_facts
+from longtake.data.tables.mix import MixedTable, open_clips
+from longtake.data.tables.table import ClipTable
 from longtake.encode.fit import OtherStore
 from longtake.encode.plan import encode_inputs, view_samples
 from longtake.encode.run import EncodeOptions, encode
-from longtake.encoders import autoencoder_cost
-from longtake.parallel import World
-from longtake.system import SystemConfig, windows_of
+from longtake.encoders.cost import autoencoder_cost
+from longtake.parallel.world import World
+from longtake.system.config import SystemConfig
 from longtake.system.encoders import captions_of_sample, companions_costs, encoding_costs
+from longtake.system.examples import windows_of
 
 _BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _ENCODING_FLOPS = 300e12  # a second, of convolutions on an H200: taken, not measured

@@ -16,24 +16,26 @@ import torch.distributed as dist
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from longtake.buckets import BucketLaw
+from longtake.buckets.protocol import BucketLaw
 from longtake.contracts import Slot, UserError
-from longtake.data import DatasetConfig, SlotDataset, open_clips, to_unit
+from longtake.data.clips.transforms import to_unit
+from longtake.data.config import DatasetConfig
+from longtake.data.loading.dataset import SlotDataset
+from longtake.data.tables.mix import open_clips
 from longtake.durable import write_whole
 from longtake.encode.plan import encode_inputs, slot_of, view_samples
-from longtake.encoders import (
-    AUTOENCODER_FILE,
+from longtake.encoders.autoencoder_config import AUTOENCODER_FILE, LinearConfig
+from longtake.encoders.files import find_encoder
+from longtake.encoders.linear import (
     BlockStatistics,
     LinearAutoencoder,
-    LinearConfig,
-    find_encoder,
     principal_components,
     psnr_of_round_trip,
     split_blocks,
 )
-from longtake.parallel import World
+from longtake.parallel.world import World
 from longtake.random import Purpose, uniforms
-from longtake.system import SystemConfig
+from longtake.system.config import SystemConfig
 
 C = TypeVar("C", bound=SystemConfig)
 _MOST_CLIPS, _MOST_HELD_OUT = 640, 64

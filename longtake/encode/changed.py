@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from longtake.data import ClipTable, MixedTable
+from longtake.data.tables.mix import MixedTable
+from longtake.data.tables.table import ClipTable
 from longtake.encode.shards import UNKNOWN_DIGEST, file_digest, file_facts, files_of
 
 ALL_COMPARED = 100_000  # files; of more than these, `SOME_COMPARED`, evenly spread

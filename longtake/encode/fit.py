@@ -16,26 +16,24 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from longtake.buckets import BucketLaw, OrderInputs
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.protocol import BucketLaw
 from longtake.contracts import UserError
-from longtake.data import (
-    ClipTable,
-    DatasetConfig,
-    EncoderFacts,
-    LatentSource,
-    LatentStore,
-    MixedTable,
-    SlotDataset,
-    text_hash,
-)
+from longtake.data.config import DatasetConfig
 from longtake.data.latents.dataset import shown
 from longtake.data.latents.shard import MEND
-from longtake.data.latents.store import DIGEST, FACT_COLUMNS, read_facts
+from longtake.data.latents.source import EncoderFacts, LatentSource
+from longtake.data.latents.store import DIGEST, FACT_COLUMNS, LatentStore, read_facts, text_hash
+from longtake.data.loading.dataset import SlotDataset
+from longtake.data.tables.mix import MixedTable
+from longtake.data.tables.table import ClipTable
 from longtake.encode.changed import ALL_COMPARED, SOME_COMPARED, FilesThen, compare_files, first_paths, spread
 from longtake.encode.plan import clips_of, encode_inputs, slot_of, view_samples
-from longtake.encoders import Autoencoder
-from longtake.parallel import World
-from longtake.system import Encoders, SystemConfig, any_masked, empty_texts, windows_of
+from longtake.encoders.autoencoder import Autoencoder
+from longtake.parallel.world import World
+from longtake.system.config import SystemConfig
+from longtake.system.encoders import Encoders, empty_texts
+from longtake.system.examples import any_masked, windows_of
 
 _CHUNK = 1 << 17
 _CAPTIONS_TRIED = 500  # of each view, evenly spread; all others are compared when they are read

@@ -17,11 +17,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from longtake.buckets import BucketLaw, OrderInputs, assign, keyed_draw
+from longtake.buckets.assignment import assign
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.protocol import BucketLaw, keyed_draw
 from longtake.contracts import Caption, Slot, UserError
-from longtake.data import ClipTable, DatasetConfig, MixedTable, clip_weights, order_columns, text_hash
+from longtake.data.config import DatasetConfig
 from longtake.data.latents.shard import MEND
-from longtake.data.latents.store import PARTS, as_array, has_segments, read_table, write_table
+from longtake.data.latents.store import PARTS, as_array, has_segments, read_table, text_hash, write_table
+from longtake.data.tables.mix import MixedTable, clip_weights, order_columns
+from longtake.data.tables.table import ClipTable
 from longtake.random import hash64
 
 _CHUNK = 1 << 16  # samples whose captions are made at once

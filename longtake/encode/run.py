@@ -15,14 +15,18 @@ import pyarrow.csv
 import torch
 
 from longtake._version import __version__
-from longtake.buckets import BucketLaw
+from longtake.buckets.protocol import BucketLaw
 from longtake.contracts import ClipFault, Slot, UserError
-from longtake.data import DatasetConfig, LatentStore, SlotDataset, SlotLoader, machine_bytes, open_clips
+from longtake.data.config import DatasetConfig
 from longtake.data.latents import store
 from longtake.data.latents.shard import crc_of, write_tensors
 from longtake.data.latents.source import OF_VIDEO, num_bytes, sized
+from longtake.data.latents.store import LatentStore
+from longtake.data.loading.dataset import SlotDataset
+from longtake.data.loading.loader import SlotLoader, machine_bytes
 from longtake.data.rules import MASK
-from longtake.diffusion import Window
+from longtake.data.tables.mix import open_clips
+from longtake.diffusion.known import Window
 from longtake.durable import unfinished, write_whole
 from longtake.encode.autoencoder import fit_autoencoder
 from longtake.encode.fit import OtherStore, differences, encoder_digests, known_fingerprint, make_fingerprint
@@ -39,17 +43,11 @@ from longtake.encode.shards import (
     write_text_shard,
 )
 from longtake.encode.verify import VerifyResult, whole_files
-from longtake.parallel import World, tune_host
-from longtake.system import (
-    Encoders,
-    KnownDraw,
-    SystemConfig,
-    any_masked,
-    build_encoders,
-    kinds_apart,
-    set_tf32,
-    windows_of,
-)
+from longtake.parallel.host import tune_host
+from longtake.parallel.world import World
+from longtake.system.config import SystemConfig
+from longtake.system.encoders import Encoders, build_encoders, set_tf32
+from longtake.system.examples import KnownDraw, any_masked, kinds_apart, windows_of
 
 _ALL_BAD = 100  # clips of one process, none of which can be read, end it: most often the root is wrong
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

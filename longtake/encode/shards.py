@@ -19,9 +19,9 @@ from torch import Tensor
 
 from longtake import locks
 from longtake.contracts import Batch, Caption, Slot, UserError
-from longtake.data import ClipError, ClipTable, MixedTable, SlotDataset, of_window, text_hash
 from longtake.data.clips.captions import names_in
 from longtake.data.clips.locations import is_url
+from longtake.data.clips.video import ClipError
 from longtake.data.latents.dataset import shown
 from longtake.data.latents.shard import crc_of, shard_path, unpadded, write_tensors
 from longtake.data.latents.store import (
@@ -32,12 +32,18 @@ from longtake.data.latents.store import (
     STORE_FILE,
     TEXTS,
     captions_of,
+    of_window,
     pieces_of,
+    text_hash,
     write_table,
 )
-from longtake.diffusion import Window
+from longtake.data.loading.dataset import SlotDataset
+from longtake.data.tables.mix import MixedTable
+from longtake.data.tables.table import ClipTable
+from longtake.diffusion.known import Window
 from longtake.encode.plan import Plan, slot_of
-from longtake.system import Encoders, black_out, with_drawn_noise
+from longtake.system.encoders import Encoders
+from longtake.system.examples import black_out, with_drawn_noise
 
 _TEXTS_AT_ONCE = 64
 _LARGEST = 2**63 - 1  # of a column of times

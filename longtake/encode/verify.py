@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from longtake.contracts import UserError
-from longtake.data import ClipTable, MixedTable
 from longtake.data.latents import store
 from longtake.data.latents.shard import DamagedShard, LatentShards
+from longtake.data.tables.mix import MixedTable
+from longtake.data.tables.table import ClipTable
 from longtake.encode.changed import FilesThen, compare_files
 from longtake.encode.plan import Plan
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from longtake.contracts import LatentShape
 from longtake.encoders.autoencoder_config import AutoencoderSection
-from longtake.parallel import Tile
+from longtake.parallel.shared_work import Tile
 
 
 class Autoencoder(ABC):

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from longtake.config import OpenSection, Section
+from longtake.config.section import OpenSection, Section
 from longtake.contracts import LatentShape, UserError
 from longtake.hub import published_facts
 

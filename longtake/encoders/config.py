@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny
 
-from longtake.config import Section
+from longtake.config.section import Section
 from longtake.encoders.autoencoder_config import (
     CACHE,
     FROM,

@@ -29,8 +29,9 @@ from longtake.encoders.kl import HunyuanAutoencoder
 from longtake.encoders.text import LearnedTextEncoder, build_text_encoder, text_facts
 from longtake.encoders.wan import WanAutoencoder
 from longtake.encoders.wan_config import WanVAEConfig
-from longtake.models import Trace, fit
-from longtake.parallel import Tile, deal
+from longtake.models.law import fit
+from longtake.models.trace import Trace
+from longtake.parallel.shared_work import Tile, deal
 from longtake.small_files import digest_of_code, remembered
 
 Shape = tuple[int, int, int]  # frames, rows, columns

@@ -25,7 +25,8 @@ from longtake.encoders.extras import needs_extra
 from longtake.encoders.files import autoencoder_names, flux_name
 from longtake.encoders.tiles import Box, Tiling
 from longtake.encoders.wan_config import WanVAEConfig
-from longtake.parallel import Tile, compile_layers
+from longtake.parallel.compile import compile_layers
+from longtake.parallel.shared_work import Tile
 
 TiledConfig = HunyuanVAEConfig | CogVideoXVAEConfig | WanVAEConfig
 _LONGEST, _OVERLAP = 384, 64  # of equal tiles, in pixels: 256px is whole at 16:9, and neighbours share what 256 / 4 is

@@ -20,7 +20,8 @@ from longtake.encoders.autoencoder import ChunkedAutoencoder
 from longtake.encoders.extras import needs_extra
 from longtake.encoders.kl import frozen_on_meta
 from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
-from longtake.parallel import Tile, compile_layers
+from longtake.parallel.compile import compile_layers
+from longtake.parallel.shared_work import Tile
 from longtake.transfer import to_device
 
 _HALVES = (False, True, True)  # whether time is halved after each level but the last

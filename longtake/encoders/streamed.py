@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longtake.encoders.kl import TiledAutoencoder
 from longtake.encoders.tiles import Tiling
-from longtake.parallel import Tile
+from longtake.parallel.shared_work import Tile
 
 
 class StreamedAutoencoder(TiledAutoencoder):

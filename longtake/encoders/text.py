@@ -31,7 +31,7 @@ from longtake.small_files import parse_json, read_small
 from longtake.transfer import to_device
 
 if TYPE_CHECKING:
-    from longtake.parallel import SynchronisedCalls
+    from longtake.parallel.frozen import SynchronisedCalls
 
 # From `config.json` of google/t5-v1_1-xxl and of the text model of openai/clip-vit-large-patch14, for forecasts without
 # the files.

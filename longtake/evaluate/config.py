@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from longtake.config import Section
+from longtake.config.section import Section
 from longtake.system.config import SamplingDefaults
 
 LOSSES_FILE = "validation.jsonl"  # in the folder of a run: the held-out losses of each validation

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from longtake.contracts import Batch, Conditions
 from longtake.random import Purpose, normals
-from longtake.system import System, clean_example
+from longtake.system.build import System
+from longtake.system.examples import clean_example
 
 _LEVEL_UNIT = 10**6  # levels are told apart to this part of the way from data to noise
 

@@ -15,16 +15,17 @@ from longtake import durable
 from longtake.config.dump import plain_data
 from longtake.contracts import UserError
 from longtake.evaluate.config import LOSSES_FILE, ValidationConfig
-from longtake.generate import GenerateConfig, Prompt, Video, read_prompts
 from longtake.generate.checks import prompt_faults
+from longtake.generate.config import GenerateConfig
 from longtake.generate.options import own_config, seed_of, suffix_of
-from longtake.generate.prompts import in_one_sentence, split_paths
-from longtake.generate.requests import refs_of, shape_of
+from longtake.generate.prompts import Prompt, in_one_sentence, read_prompts, split_paths
+from longtake.generate.requests import Video, refs_of, shape_of
 from longtake.generate.run import NotFiniteVideo, make_all
-from longtake.parallel import World
-from longtake.system import System, SystemConfig, said_sampling, trained_size
-from longtake.system.export import system_part
-from longtake.track import mend_lines
+from longtake.parallel.world import World
+from longtake.system.build import System
+from longtake.system.config import SystemConfig
+from longtake.system.export import said_sampling, system_part, trained_size
+from longtake.track.trackers import mend_lines
 
 FOLDER = "validation"
 _STEP = re.compile(r"step(\d+)")

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from longtake.buckets import BucketDraw, Columns, Timing, Unused, closest_ratio
+from longtake.buckets.aspect import closest_ratio
 from longtake.buckets.laws import COGVIDEOX_FUN
-from longtake.buckets.protocol import KIND
+from longtake.buckets.protocol import KIND, BucketDraw, Columns, Timing, Unused
 from longtake.contracts import Bucket, UserError
 from longtake.families.cogvideox_sizes import COLLATE, KIND_OF_LAW, FunSizes
 

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from longtake.buckets import SizesSection, register_law
+from longtake.buckets.assignment import register_law
+from longtake.buckets.section import SizesSection
 
 KIND_OF_LAW = "cogvideox_fun"
 COLLATE = "frames_of_collate"  # the quirk by which the published program's loader rounds lengths

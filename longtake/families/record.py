@@ -17,10 +17,12 @@ from longtake.diffusion.config import ObjectiveSection
 from longtake.models.config import ModelSection
 
 if TYPE_CHECKING:
-    from longtake.buckets import BucketLaw, SizesSection
-    from longtake.data import LatentSource
-    from longtake.diffusion import GuidanceRule, KnownLaw
-    from longtake.weights import TrainingFolder
+    from longtake.buckets.protocol import BucketLaw
+    from longtake.buckets.section import SizesSection
+    from longtake.data.latents.source import LatentSource
+    from longtake.diffusion.guidance import GuidanceRule
+    from longtake.diffusion.known import KnownLaw
+    from longtake.weights.training_folder import TrainingFolder
 
 Tree = Mapping[str, Any]
 SECTIONS_FILE = "longtake.json"  # sections of a run's config, beside weights that files of another program hold

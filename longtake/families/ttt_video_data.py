@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.data import ClipTable, MixedTable
 from longtake.data.latents.source import EncoderFacts, ListedLatents, UnusableLatents, single_tensor
 from longtake.data.probing.embedded import TEXTS, VIDEO, Embedded, embedded_clips, list_of
+from longtake.data.tables.mix import MixedTable
+from longtake.data.tables.table import ClipTable
 
 _MOST_FAULTS = 10  # listed in one error
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import chain
 
 from longtake.contracts import UserError
-from longtake.data import ClipError
-from longtake.diffusion import ONE_REF, Window
+from longtake.data.clips.video import ClipError
+from longtake.diffusion.known import ONE_REF, Window
 from longtake.generate.config import GenerateConfig
 from longtake.generate.options import own_config
 from longtake.generate.prompts import MAX_NAME_BYTES, TABLE_FIX, Prompt, in_one_sentence
@@ -27,7 +27,7 @@ from longtake.generate.requests import (
     windows_taken,
 )
 from longtake.generate.sample import edited, in_segments
-from longtake.system import find_encoders, missing_files, raise_missing
+from longtake.system.encoders import find_encoders, missing_files, raise_missing
 from longtake.system.pretrained import open_pretrained
 
 

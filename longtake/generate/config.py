@@ -9,12 +9,12 @@ from pydantic import Field, SerializeAsAny, ValidationError, model_validator
 
 from longtake.encoders.autoencoder_config import Autoencoder2DConfig
 from longtake.encoders.config import AutoencoderConfig
-from longtake.families import family_of
+from longtake.families.registry import family_of
 from longtake.models.config import ModelSection
-from longtake.system import SamplingOption, SystemConfig, unknown_name
+from longtake.system.config import SamplingOption, SystemConfig, unknown_name
 
 if TYPE_CHECKING:
-    from longtake.diffusion import Window
+    from longtake.diffusion.known import Window
 
 
 def own_sampling(data: Mapping[str, Any]) -> SamplingOption:

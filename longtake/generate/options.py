@@ -12,7 +12,7 @@ from longtake.contracts import UserError
 from longtake.generate.config import GenerateConfig
 from longtake.generate.prompts import Prompt
 from longtake.generate.sample import shape_asked
-from longtake.models import LoraLinear
+from longtake.models.lora import LoraLinear
 
 
 def own_config(prompt: Prompt, config: GenerateConfig) -> GenerateConfig:

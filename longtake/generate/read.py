@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from longtake.config import Dialect, Resolved, load_config
+from longtake.config.load import Dialect, Resolved, load_config
 from longtake.contracts import UserError
 from longtake.generate.config import GenerateConfig
 from longtake.system.config import SamplingOption

@@ -9,10 +9,12 @@ import numpy as np
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.data import ClipError, frames_at, probe_file, read_frames, read_image, resize_crop
 from longtake.data.clips.animation import is_still
 from longtake.data.clips.locations import is_url
-from longtake.diffusion import Window
+from longtake.data.clips.transforms import resize_crop
+from longtake.data.clips.video import ClipError, read_frames, read_image
+from longtake.data.probing.one_file import frames_at, probe_file
+from longtake.diffusion.known import Window
 from longtake.generate.config import GenerateConfig
 
 _SAME_RATE = 0.01  # 23.976 frames a second count as 24

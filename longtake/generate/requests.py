@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.data import ClipError, read_frames, read_image, resize_crop, to_unit
 from longtake.data.clips.animation import is_still
 from longtake.data.clips.captions import read_frame_numbers
+from longtake.data.clips.transforms import resize_crop, to_unit
+from longtake.data.clips.video import ClipError, read_frames, read_image
 from longtake.data.rules import MASK, Companion
-from longtake.diffusion import NOTHING_KNOWN, Refs, Window
+from longtake.diffusion.known import NOTHING_KNOWN, Refs, Window
 from longtake.generate.config import GenerateConfig
 from longtake.generate.options import seed_of, suffix_of
 from longtake.generate.prompts import MAX_NAME_BYTES, Prompt, read_prompts, split_paths

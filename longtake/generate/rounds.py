@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 from longtake.contracts import UserError
 from longtake.generate.config import GenerateConfig
 from longtake.generate.requests import Video
-from longtake.models import denoiser_class
-from longtake.parallel import Mesh, ParallelConfig, World
-from longtake.parallel.config import AXES, divisors
+from longtake.models.build import denoiser_class
+from longtake.parallel.config import AXES, ParallelConfig, divisors
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.world import World
 
 _One = TypeVar("_One")
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from longtake import durable
 from longtake.contracts import UserError
-from longtake.data import from_unit, read_frames, read_image, video_writer, write_image
 from longtake.data.clips.captions import captions_in
+from longtake.data.clips.transforms import from_unit
+from longtake.data.clips.video import read_frames, read_image, video_writer, write_image
 from longtake.durable import naming
 from longtake.generate.config import GenerateConfig
 from longtake.generate.options import adapter_strength, own_config
@@ -33,8 +34,12 @@ from longtake.generate.rounds import alike, batches_of, degrees_of, rounds, shar
 from longtake.generate.sample import final_prompt, pixel_shape, sample_chains, stream_videos
 from longtake.generate.sheet import contact_sheet
 from longtake.generate.source import GenerationSource, check_loaded, load_weights
-from longtake.parallel import Mesh, ParallelConfig, TokenPeers, World
-from longtake.system import CaptionEncoders, System, build_system, compiles, encoders_on_host, lost_words
+from longtake.parallel.config import ParallelConfig
+from longtake.parallel.mesh import Mesh, TokenPeers
+from longtake.parallel.world import World
+from longtake.system.build import System, build_system, compiles
+from longtake.system.caption_lengths import lost_words
+from longtake.system.encoders import CaptionEncoders, encoders_on_host
 
 Say = Callable[[str], None]
 # progress(videos done, total): the first is fractional in the middle of a batch

@@ -12,21 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtake.buckets import frame_size
+from longtake.buckets.aspect import frame_size
 from longtake.contracts import Caption, Conditions, Known, LatentShape, UserError
-from longtake.data import caption, from_unit
-from longtake.data.clips.captions import segment_captions
+from longtake.data.clips.captions import caption, segment_captions
+from longtake.data.clips.transforms import from_unit
 from longtake.data.rules import Companion
-from longtake.diffusion import (
-    NEGATIVE,
-    NOTHING,
+from longtake.diffusion.dropout import drop_text
+from longtake.diffusion.guidance import NEGATIVE, NOTHING, PROMPT, GuidanceScales, Guided
+from longtake.diffusion.known import (
     NOTHING_KNOWN,
-    PROMPT,
-    GuidanceScales,
-    Guided,
     Places,
     Window,
-    drop_text,
     frames_to_make,
     known_holder,
     make_known,
@@ -34,7 +30,10 @@ from longtake.diffusion import (
     with_held,
 )
 from longtake.random import Purpose, normals
-from longtake.system import SamplingOption, System, SystemConfig, black_out, companion_conditions, fits_at_once
+from longtake.system.build import System
+from longtake.system.config import SamplingOption, SystemConfig
+from longtake.system.examples import black_out, companion_conditions
+from longtake.system.room import fits_at_once
 
 OnStep = Callable[[int, int, Tensor], None]  # (steps done, steps in all, x)
 _OF_VIDEO = 2**16  # draw number for a whole video's posterior; those of conditioning frames count from 0

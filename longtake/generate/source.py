@@ -11,10 +11,14 @@ from typing import Any
 
 from torch import nn
 
-from longtake.checkpoint import RunState, inspect, list_checkpoints, load_tensors, restore_frozen
-from longtake.checkpoint import resolve as resolve_checkpoint
-from longtake.config import Dialect, Resolved, key_names, load_config
-from longtake.config import resolve as resolve_config
+from longtake.checkpoint.contents import inspect
+from longtake.checkpoint.frozen import restore_frozen
+from longtake.checkpoint.load import load_tensors
+from longtake.checkpoint.runs import list_checkpoints
+from longtake.checkpoint.runs import resolve as resolve_checkpoint
+from longtake.checkpoint.state import RunState
+from longtake.config.load import Dialect, Resolved, key_names, load_config
+from longtake.config.load import resolve as resolve_config
 from longtake.contracts import UserError
 from longtake.generate.config import GenerateConfig
 from longtake.generate.options import own_config
@@ -28,17 +32,17 @@ from longtake.generate.read import (
     tiny_layers,
 )
 from longtake.generate.requests import prompts_of, shape_of
-from longtake.models import LoraConfig
-from longtake.parallel import local_tensor
-from longtake.system import (
-    System,
+from longtake.models.config import LoraConfig
+from longtake.parallel.shard import local_tensor
+from longtake.system.build import System
+from longtake.system.export import (
     exported_tree,
     is_exported_folder,
     said_sampling,
+    system_part,
     trained_shapes,
     trained_size,
 )
-from longtake.system.export import system_part
 from longtake.system.pretrained import run_tree
 from longtake.system.tiny import is_tiny
 from longtake.tensor_files import check_finite

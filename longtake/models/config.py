@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from longtake.config import OpenSection, Section
+from longtake.config.section import OpenSection, Section
 
 Backend = Literal["auto", "sdpa", "flash", "cudnn", "efficient", "math", "fa3", "flex"]  # kernels of attention
 

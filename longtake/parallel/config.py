@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from longtake.config import Section
+from longtake.config.section import Section
 from longtake.contracts import UserError
 
 AXES = ("replicate", "shard", "sequence", "tensor")

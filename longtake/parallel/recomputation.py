@@ -28,8 +28,8 @@ from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from longtake.contracts import Bucket, UserError
-from longtake.models import block_counts
 from longtake.models.attention import MIXERS, Attention
+from longtake.models.build import block_counts
 from longtake.parallel.degrees import EntryKey
 from longtake.parallel.offload import BlockStore, back
 from longtake.parallel.sequence import matching

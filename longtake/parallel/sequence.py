@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longtake.models import Exchange, Halo, Sum, Switch
+from longtake.models.plans import Exchange, Halo, Sum, Switch
 from longtake.parallel.exchange import (
     Map,
     fold_halo,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longtake.models import initial_values
+from longtake.models.initial import initial_values
 from longtake.parallel.mesh import Mesh, TokenPeers
 from longtake.parallel.older_fsdp import mend_fsdp
 from longtake.parallel.sequence import cut_sequence

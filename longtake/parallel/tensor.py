@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longtake.contracts import UserError
-from longtake.models import FrozenLinear, LoraLinear, TensorSplit
+from longtake.models.lora import FrozenLinear, LoraLinear
+from longtake.models.plans import TensorSplit
 from longtake.parallel.exchange import gather_tokens, scatter_tokens, sum_of_all
 from longtake.parallel.sequence import matching
 from longtake.parallel.tokens import TokenCut

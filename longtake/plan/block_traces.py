@@ -19,9 +19,12 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from longtake.contracts import Conditions, Noised
-from longtake.diffusion import micro_batch_loss, sample_loss
-from longtake.models import Trace, as_on_cuda, block_counts, denoiser_class, meta_conditions
-from longtake.parallel import TokenPeers, cut_among, saved_as
+from longtake.diffusion.objective import micro_batch_loss, sample_loss
+from longtake.models.build import block_counts, denoiser_class
+from longtake.models.trace import Trace, as_on_cuda, meta_conditions
+from longtake.parallel.mesh import TokenPeers
+from longtake.parallel.recomputation import saved_as
+from longtake.parallel.shard import cut_among
 from longtake.plan.layout import Upkeep
 from longtake.plan.parameters import block_names, compute_dtype, meta_model
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from longtake.models import Law, denoiser_class, fit
-from longtake.models.build import LatentSize
-from longtake.parallel import Level, Saved, saved_by_list
+from longtake.models.build import LatentSize, denoiser_class
+from longtake.models.law import Law, fit
+from longtake.parallel.recomputation import Level, Saved, saved_by_list
 from longtake.plan.block_traces import LAUNCH, Point, TracedBlocks, first_of, one_of_each_kind
 from longtake.plan.compiled import compiled_bytes, multiply_in_float8
 from longtake.plan.layout import PLAIN, Layout, MicroBatch, Upkeep

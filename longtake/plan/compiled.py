@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
-from longtake.models import attention_on_cuda, quantized
+from longtake.models import quantized
+from longtake.models.trace import attention_on_cuda
 from longtake.parallel.exchange import EXCHANGES
 from longtake.parallel.recomputation import compiler_budget, saved_as
 from longtake.system.float8 import use_float8

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
-from longtake.models import LoraConfig
 from longtake.models.build import LatentSize
-from longtake.parallel import Level
+from longtake.models.config import LoraConfig
+from longtake.parallel.recomputation import Level
 
 FP32 = 4
 EIGHT_BIT_BYTES = 2 * (1 + FP32 / 256)  # of both moments of a weight: a code each, and a scale for 256 of them

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any
 
-from longtake.parallel import EntryKey
+from longtake.parallel.degrees import EntryKey
 from longtake.plan.probe import Probed
 from longtake.plan.run import RunPlan, forecast_stage
 from longtake.plan.speed import update_seconds

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from longtake.plan.rates import Rates, table_rates
 
 if TYPE_CHECKING:
-    from longtake.track import Gpu
+    from longtake.track.devices import Gpu
 
 
 CPU = "cpu"  # a device like any kind of GPU

@@ -16,11 +16,17 @@ from torch import Tensor, nn
 
 from longtake.contracts import Conditions, UserError
 from longtake.encoders.cost import on_meta, pieces_of
-from longtake.models import Attention, Trace, denoiser_class, meta_conditions
+from longtake.models.attention import Attention
 from longtake.models.attention_kernels import flash_attention_restored
+from longtake.models.build import denoiser_class
 from longtake.models.config import Backend
 from longtake.models.failures import Report, failure_of, report_to
-from longtake.parallel import TokenPeers, World, all_gather_single, cut_among, tune_host
+from longtake.models.trace import Trace, meta_conditions
+from longtake.parallel.collectives import all_gather_single
+from longtake.parallel.host import tune_host
+from longtake.parallel.mesh import TokenPeers
+from longtake.parallel.shard import cut_among
+from longtake.parallel.world import World
 from longtake.plan import timing
 from longtake.plan.block_traces import one_of_each_kind
 from longtake.plan.machine import CPU, Machine
@@ -29,7 +35,7 @@ from longtake.plan.run import RunPlan
 from longtake.plan.work import Work, read_layout
 from longtake.processes import physical_bytes
 from longtake.system.encoders import device_dtype
-from longtake.track import Gpu, gpu_named
+from longtake.track.devices import Gpu, gpu_named
 
 _CALLS, _PRODUCTS = 3, 3  # timed calls of each, after one; sizes of products, those of most FLOPs
 _MOST_FLOPS = {"cuda": 3e13, "cpu": 4e9}  # of one call; larger shapes are cut to it

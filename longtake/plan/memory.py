@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from longtake.models import block_counts
+from longtake.models.build import block_counts
 from longtake.plan.blocks import Block, Pass, count_blocks, saved_outputs
 from longtake.plan.layout import FP32, Layout, MicroBatch
 from longtake.plan.parameters import Weights, weights_of

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from longtake.buckets import bucket_picture
+from longtake.buckets.page import bucket_picture
 from longtake.durable import write_whole
 from longtake.pages import bar, duration, html, money, number, percent, table
 from longtake.plan.remedies import find_remedies, gib, pace

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longtake.models import block_counts, build_denoiser
+from longtake.models.build import block_counts, build_denoiser
 from longtake.parallel.shard import UNIT_PARAMETERS
 from longtake.plan.layout import PLAIN, Layout, Upkeep
-from longtake.system import SystemConfig
+from longtake.system.config import SystemConfig
 from longtake.system.lora import choose_trained
 
 

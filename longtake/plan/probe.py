@@ -16,14 +16,17 @@ import torch.distributed as dist
 from torch import nn
 
 from longtake.contracts import Bucket, UserError
-from longtake.data import EncoderFacts
-from longtake.models import example_conditions
-from longtake.parallel import BucketPeers, Mesh, World
+from longtake.data.latents.source import EncoderFacts
+from longtake.models.build import example_conditions
+from longtake.parallel.degrees import BucketPeers
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.world import World
 from longtake.plan.batches import MOST_SAMPLES
 from longtake.plan.run import EntryPlan, RunPlan, forecast_stage
 from longtake.plan.speed import micro_batch_seconds
 from longtake.plan.timing import clock
-from longtake.system import System, SystemConfig, build_system
+from longtake.system.build import System, build_system
+from longtake.system.config import SystemConfig
 
 _TRIES = 6  # steps that are measured for one entry
 _GROWTH = 4  # of a batch in one try where nothing tells how much memory is left

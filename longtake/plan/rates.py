@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from longtake.small_files import cache_folder, parse_json, read_small
 
 if TYPE_CHECKING:
-    from longtake.track import Gpu
+    from longtake.track.devices import Gpu
 
 _FORMAT = 2  # of the files with measured rates
 _MAY_LACK = ("links", "host")

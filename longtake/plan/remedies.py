@@ -9,9 +9,9 @@ from itertools import product
 from operator import mul
 
 from longtake.contracts import UserError
-from longtake.models import block_counts
-from longtake.parallel import NAMED_LEVELS, counts_setting, level_setting
+from longtake.models.build import block_counts
 from longtake.parallel.config import divisors
+from longtake.parallel.recomputation import NAMED_LEVELS, counts_setting, level_setting
 from longtake.plan.blocks import count_blocks
 from longtake.plan.layout import EIGHT_BIT_BYTES, Layout, Upkeep
 from longtake.plan.machine import Machine

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from longtake.config import literal
-from longtake.models import block_counts
+from longtake.config.dump import literal
+from longtake.models.build import block_counts
 from longtake.pages import duration, money, number
-from longtake.parallel import level_text, levels_text
+from longtake.parallel.recomputation import level_text, levels_text
 from longtake.plan.failures import failures_json
 from longtake.plan.layout import FP32
 from longtake.plan.machine import Machine

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from longtake.buckets import BucketReport, OrderInputs, plan_pass
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.order import plan_pass
+from longtake.buckets.report import BucketReport
 from longtake.contracts import Bucket, UserError
-from longtake.data import clip_weights, open_clips, order_columns
-from longtake.parallel import EntryKey, Level
+from longtake.data.tables.mix import clip_weights, open_clips, order_columns
+from longtake.parallel.degrees import EntryKey
+from longtake.parallel.recomputation import Level
 from longtake.plan.batches import balanced_batch, largest_batch, longest_seconds
 from longtake.plan.layout import FP32, Layout
 from longtake.plan.machine import Machine

@@ -13,19 +13,19 @@ from typing import Any
 
 import torch
 
-from longtake import encoders
 from longtake.contracts import UserError
-from longtake.encoders.cost import facts_of, on_meta
+from longtake.encoders.cost import autoencoder_cost, facts_of, on_meta
 from longtake.generate.config import GenerateConfig
 from longtake.generate.options import own_config
 from longtake.generate.prompts import Prompt
 from longtake.generate.requests import Video, kind_of, refs_of, strength_of
 from longtake.generate.rounds import alike, batches_of, rounds, says_degrees
 from longtake.generate.sample import guidance_scales, shape_asked
-from longtake.models import Trace, denoiser_class
+from longtake.models.build import denoiser_class
+from longtake.models.trace import Trace
 from longtake.pages import duration
-from longtake.parallel import Mesh, resolve_degrees
-from longtake.parallel.config import divisors
+from longtake.parallel.config import divisors, resolve_degrees
+from longtake.parallel.mesh import Mesh
 from longtake.plan.blocks import count_blocks
 from longtake.plan.layout import NUMBER_BYTES, Layout, MicroBatch, Upkeep
 from longtake.plan.machine import Machine
@@ -176,7 +176,7 @@ def _batch(
     denoise = sum(steps * (forward(n) if batched else n * forward(1)) for n, steps in branches.items())
     costs = encoding_costs(config, shape, size * min(2, widest))
     del costs["ae"]
-    known = sum(encoders.autoencoder_cost(config.ae, one, size).flops for one in _known(config, shape))
+    known = sum(autoencoder_cost(config.ae, one, size).flops for one in _known(config, shape))
     texts = sum(cost.rank_flops(layout.peers) for cost in costs.values())
     shared = layout.peers if on_meta(config.ae).compute is not None else 1
     parts = {

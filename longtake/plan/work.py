@@ -8,21 +8,14 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from longtake.buckets import BucketLaw
+from longtake.buckets.protocol import BucketLaw
 from longtake.contracts import Bucket, LatentShape, UserError
-from longtake.encoders import EncodeCost, autoencoder_cost
-from longtake.models import denoiser_class
-from longtake.parallel import (
-    NAMED_LEVELS,
-    EntryKey,
-    Level,
-    Mesh,
-    bucket_degrees,
-    check_bucket_sequence,
-    check_level,
-    level_and_counts,
-    resolve_degrees,
-)
+from longtake.encoders.cost import EncodeCost, autoencoder_cost
+from longtake.models.build import denoiser_class
+from longtake.parallel.config import resolve_degrees
+from longtake.parallel.degrees import EntryKey, bucket_degrees, check_bucket_sequence
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.recomputation import NAMED_LEVELS, Level, check_level, level_and_counts
 from longtake.plan.layout import EIGHT_BIT_BYTES, FP32, NUMBER_BYTES, Layout, MicroBatch, Upkeep
 from longtake.plan.machine import FORECAST_ERROR, Machine
 from longtake.plan.memory import Memory, forecast_memory

@@ -12,19 +12,35 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from longtake import models, parallel
 from longtake.contracts import Batch, Bucket, Caption, Conditions, Known, LatentShape
-from longtake.data import EncoderFacts
+from longtake.data.latents.source import EncoderFacts
 from longtake.data.rules import MASK
-from longtake.diffusion import KnownLaw, Objective, build_objective
-from longtake.encoders import Autoencoder
+from longtake.diffusion.known import KnownLaw
+from longtake.diffusion.objective import Objective, build_objective
+from longtake.encoders.autoencoder import Autoencoder
+from longtake.models.attention import check_attention
+from longtake.models.build import build_denoiser
+from longtake.models.build import example_conditions as model_conditions
+from longtake.models.initial import held_as
+from longtake.models.lora import FrozenLinear, LoraLinear
+from longtake.parallel.compile import BlockCompiler, missing_compiler, recompute_and_compile, use_compile_cache
+from longtake.parallel.degrees import EntryKey
+from longtake.parallel.host import tune_host
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.offload import BlockStore
+from longtake.parallel.offloaded_weights import OffloadedWeights
+from longtake.parallel.recomputation import CurrentLevel, Level, check_level, level_and_counts
+from longtake.parallel.shard import cut_model, initialise_sharded, offloads, shard_model
+from longtake.parallel.tokens import TokenCut
+from longtake.parallel.world import World
 from longtake.system.config import SystemConfig
 from longtake.system.encoders import CaptionEncoders, Encoders, build_encoders, device_dtype, find_encoders, set_tf32
 from longtake.system.float8 import check_float8, use_float8
 from longtake.system.lora import choose_trained, fill, lora_notes, start_adapters
 from longtake.system.pretrained import kept_adapters, open_pretrained
 from longtake.transfer import to_device
-from longtake.weights import Adapters, ModelWeights
+from longtake.weights.adapters import Adapters
+from longtake.weights.model import ModelWeights
 
 
 @dataclass(frozen=True)
@@ -32,7 +48,7 @@ class System:
     """The parts of one model, placed on this rank's device."""
 
     config: SystemConfig
-    mesh: parallel.Mesh
+    mesh: Mesh
     device: torch.device
     dtype: torch.dtype  # of the denoiser's compute
     denoiser: nn.Module  # sharded over the mesh, float32 masters
@@ -40,12 +56,12 @@ class System:
     facts: EncoderFacts  # of the encoders, whether they are here or not
     objective: Objective
     law: KnownLaw | None  # of what may be known of samples; None where the model takes nothing of the kind
-    cut: parallel.TokenCut | None = None  # how the denoiser's tokens are cut; None without peers
+    cut: TokenCut | None = None  # how the denoiser's tokens are cut; None without peers
     kernels: tuple[str, ...] = ()  # what attention runs on and what is compiled, one line each
     notes: tuple[str, ...] = ()  # what the user should know of the weights it starts from, one line each
     frozen_source: str | None = None  # the file that all parameters that are not trained are from; None: there is none
-    offloaded_weights: parallel.OffloadedWeights | None = None  # the denoiser's, where they are offloaded between uses
-    level: parallel.CurrentLevel = field(default_factory=parallel.CurrentLevel)  # of the denoiser's blocks
+    offloaded_weights: OffloadedWeights | None = None  # the denoiser's, where they are offloaded between uses
+    level: CurrentLevel = field(default_factory=CurrentLevel)  # of the denoiser's blocks
 
     def frozen(self) -> dict[str, Tensor]:
         """The denoiser's parameters that are not trained, by the names they have in a checkpoint."""
@@ -53,18 +69,18 @@ class System:
 
     def adapter_scaling(self) -> dict[str, float]:
         """alpha / rank of every layer with an adapter, by its name."""
-        return {name: at.scaling for name, at in self.denoiser.named_modules() if isinstance(at, models.LoraLinear)}
+        return {name: at.scaling for name, at in self.denoiser.named_modules() if isinstance(at, LoraLinear)}
 
     def adapter_parameters(self) -> set[str]:
         """The names of the adapters' parameters."""
-        names = {f"{layer}.{kind}" for layer in self.adapter_scaling() for kind in models.LoraLinear.PARAMETERS}
+        names = {f"{layer}.{kind}" for layer in self.adapter_scaling() for kind in LoraLinear.PARAMETERS}
         return {name for name, _ in self.denoiser.named_parameters() if name in names}
 
     def num_parameters(self) -> tuple[int, int]:
         """Of the denoiser with its adapters, however their values are kept: all, and those that train."""
         count = trained = 0
         for layer in self.denoiser.modules():
-            quantized = isinstance(layer, models.FrozenLinear) and layer.kind is not None
+            quantized = isinstance(layer, FrozenLinear) and layer.kind is not None
             for name, p in layer.named_parameters(recurse=False):
                 if quantized and name in ("weight", "weight_scale"):
                     count += layer.in_features * layer.out_features * (name == "weight")
@@ -84,7 +100,7 @@ class System:
         more. On a CPU nothing moves."""
         if self.device.type == "cpu" or self.offloaded_weights is not None:
             return self
-        return replace(self, offloaded_weights=parallel.OffloadedWeights(self.denoiser, self.device))
+        return replace(self, offloaded_weights=OffloadedWeights(self.denoiser, self.device))
 
     @contextmanager
     def denoising(self) -> Iterator[None]:
@@ -189,7 +205,7 @@ class System:
         """Conditions of the shapes that the denoiser needs for `(T, H, W)` pixels: those that stand for no text,
         and zeros; for measuring."""
         sizes = self.latent(*pixels), self.facts.text_length, batch
-        return models.example_conditions(self.config.model, *sizes, self.device, given=self.embed_nothing())
+        return model_conditions(self.config.model, *sizes, self.device, given=self.embed_nothing())
 
     def use(self, bucket: Bucket) -> None:
         """Prepares the denoiser's blocks for training on a micro-batch of `bucket`."""
@@ -213,12 +229,12 @@ def whole_tensor(model: nn.Module, name: str) -> Tensor:
 
 def build_system(
     config: SystemConfig,
-    mesh: parallel.Mesh,
-    world: parallel.World,
+    mesh: Mesh,
+    world: World,
     stored: EncoderFacts | None = None,
     restored: bool = False,
     kept: CaptionEncoders | None = None,
-    levels: Mapping[parallel.EntryKey, parallel.Level] | None = None,
+    levels: Mapping[EntryKey, Level] | None = None,
 ) -> System:
     """Builds the model on the meta device, cuts it over the mesh, fills it (from `model.from_pretrained`, else with
     initial values).
@@ -229,7 +245,7 @@ def build_system(
     before anything that takes minutes.
     """
     if world.device.type == "cpu":
-        parallel.tune_host(config.cpu_threads)
+        tune_host(config.cpu_threads)
     if config.deterministic:
         _be_deterministic()
     set_tf32(config)
@@ -240,10 +256,10 @@ def build_system(
         weights = None
         if config.model.from_pretrained:
             weights = world.on_all(lambda: stack.enter_context(open_pretrained(config.model, config.lora)))
-        level, counts = parallel.level_and_counts(config.model)
-        level = parallel.CurrentLevel("full" if level == "auto" else level, levels or {})
+        level, counts = level_and_counts(config.model)
+        level = CurrentLevel("full" if level == "auto" else level, levels or {})
         denoiser, adapters, cut, kernels = _cut_denoiser(config, mesh, world, dtype, level, counts)
-        device = torch.device("cpu") if parallel.offloads(mesh) else world.device
+        device = torch.device("cpu") if offloads(mesh) else world.device
         notes, drawn = _fill_denoiser(denoiser, device, config.seed, weights, restored)
     start_adapters(denoiser, adapters)
     notes += lora_notes(config.lora, adapters)
@@ -280,32 +296,32 @@ def _be_deterministic() -> None:
 
 def _cut_denoiser(
     config: SystemConfig,
-    mesh: parallel.Mesh,
-    world: parallel.World,
+    mesh: Mesh,
+    world: World,
     dtype: torch.dtype,
-    level: parallel.CurrentLevel,
+    level: CurrentLevel,
     recomputed: Sequence[int],
-) -> tuple[nn.Module, Adapters, parallel.TokenCut | None, tuple[str, ...]]:
+) -> tuple[nn.Module, Adapters, TokenCut | None, tuple[str, ...]]:
     """The denoiser on the meta device, cut over the mesh; its adapters' first values; how tokens are cut; kernels."""
     with torch.device("meta"):
-        denoiser = models.build_denoiser(config.model)
+        denoiser = build_denoiser(config.model)
     adapters = choose_trained(denoiser, config, dtype, kept_adapters(config.model, config.lora))
     compiled, why = compiles(config, world)
     check_float8(config.precision, mesh.tensor, eager=world.device.type == "cuda" and not compiled)
     float8 = () if config.precision is None else (use_float8(denoiser, world.device),)
-    cut = parallel.cut_model(denoiser, mesh)
-    parallel.check_level(level.level, compiled, mesh.sequence * mesh.tensor)
-    attention = models.check_attention(config.model.attention, world.device, dtype, config.model.head_dim)
+    cut = cut_model(denoiser, mesh)
+    check_level(level.level, compiled, mesh.sequence * mesh.tensor)
+    attention = check_attention(config.model.attention, world.device, dtype, config.model.head_dim)
     room = config.model.grad_ckpt_buffer_size
-    store = parallel.BlockStore(room) if room else None
+    store = BlockStore(room) if room else None
     compiler, said = block_compiler(config, world) if compiled else (None, why)
     kernels = *attention, *float8, *((said,) if said else ())
-    parallel.recompute_and_compile(denoiser, recomputed, level, cut, compiler, store)
+    recompute_and_compile(denoiser, recomputed, level, cut, compiler, store)
     if config.master_dtype == "bf16":
         for parameter in denoiser.parameters():
             if parameter.requires_grad:  # a frozen one has the dtype it was given
                 parameter.data = parameter.data.to(torch.bfloat16)
-    parallel.shard_model(denoiser, mesh, dtype)
+    shard_model(denoiser, mesh, dtype)
     return denoiser, adapters, cut, kernels
 
 
@@ -316,33 +332,33 @@ def _fill_denoiser(
     whether one that does not train was drawn."""
     later = {name for name, p in denoiser.named_parameters() if p.requires_grad} if restored else set()
     if weights is None:
-        parallel.initialise_sharded(denoiser, device, seed, later)
+        initialise_sharded(denoiser, device, seed, later)
         said = f"weights: none given, the model starts from scratch by seed {seed}; model.from_pretrained takes some"
         return () if restored else (said,), True
     state, said = weights
-    parallel.initialise_sharded(denoiser, device, seed, later | set(state))
+    initialise_sharded(denoiser, device, seed, later | set(state))
     for name in state:  # one tensor at a time is in memory
         if name not in later:
-            fill(denoiser, models.held_as(denoiser, name, state[name]))
+            fill(denoiser, held_as(denoiser, name, state[name]))
     frozen = {name.removesuffix("_scale") for name, p in denoiser.named_parameters() if not p.requires_grad}
     return (said, *state.notes), not frozen <= set(state)
 
 
-def compiles(config: SystemConfig, world: parallel.World) -> tuple[bool, str | None]:
+def compiles(config: SystemConfig, world: World) -> tuple[bool, str | None]:
     """Whether blocks are compiled, and a line where they are not for want of a compiler. Collective. Raises `UserError`
     where a GPU could not do without."""
     if not config.compiles_on(world.device.type):
         return False, None
-    missing = next(filter(None, world.gather(parallel.missing_compiler(world.device))), None)
+    missing = next(filter(None, world.gather(missing_compiler(world.device))), None)
     check_float8(config.precision, 1, world.device.type == "cuda" and missing is not None, missing)
     return missing is None, missing and f"not compiled: {missing}"
 
 
-def block_compiler(config: SystemConfig, world: parallel.World) -> tuple[parallel.BlockCompiler, str]:
+def block_compiler(config: SystemConfig, world: World) -> tuple[BlockCompiler, str]:
     """What compiles the denoiser's blocks, and a line on it. Raises `UserError` for a cache that cannot be used."""
-    cache = parallel.use_compile_cache(config.compile_cache) if config.compile_cache else None
+    cache = use_compile_cache(config.compile_cache) if config.compile_cache else None
     is_dynamic = config.compile_dynamic is not False
-    compiler = parallel.BlockCompiler(is_dynamic, config.compile_limit)
+    compiler = BlockCompiler(is_dynamic, config.compile_limit)
     if not world.is_main:
         compiler.warn = lambda sentence: None
     shapes = "one graph for all shapes" if is_dynamic else "a graph for each shape"

@@ -6,12 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from longtake import encoders
 from longtake.contracts import Caption, UserError
-from longtake.data import ClipTable, MixedTable
 from longtake.data.clips.captions import captions_in, single_caption
 from longtake.data.loading.captions import written_caption
 from longtake.data.probing.embedded import embedded_clips
+from longtake.data.tables.mix import MixedTable
+from longtake.data.tables.table import ClipTable
+from longtake.encoders.config import WordsConfig
+from longtake.encoders.files import local_encoder
+from longtake.encoders.text import TextEncoder, open_tokens
+from longtake.encoders.tokens import CaptionTokens
+from longtake.encoders.word_vectors import WordTokens
 from longtake.system.config import SystemConfig
 from longtake.system.encoders import CaptionCounts, flat_captions
 
@@ -21,15 +26,15 @@ _SHOWN_LETTERS = 200  # of the words that a prompt loses
 
 def open_counts(config: SystemConfig) -> CaptionCounts:
     """By section of the config what counts a text encoder's tokens; None where its files are not on this machine."""
-    found: dict[str, encoders.TextEncoder | encoders.CaptionTokens | encoders.WordTokens | None] = {}
+    found: dict[str, TextEncoder | CaptionTokens | WordTokens | None] = {}
     for text in config.family.texts:
         section = getattr(config, text.section)
-        if isinstance(section, encoders.WordsConfig):
-            found[text.section] = encoders.WordTokens(section.max_length)
+        if isinstance(section, WordsConfig):
+            found[text.section] = WordTokens(section.max_length)
             continue
-        folder = encoders.local_encoder(section.from_pretrained, section.cache_dir)
+        folder = local_encoder(section.from_pretrained, section.cache_dir)
         try:
-            found[text.section] = None if folder is None else encoders.open_tokens(section, folder, text.section)
+            found[text.section] = None if folder is None else open_tokens(section, folder, text.section)
         except UserError:  # whatever builds the encoder gives the reason
             found[text.section] = None
     return found

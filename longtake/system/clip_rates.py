@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from longtake.buckets import BucketLaw, keyed_draw
-from longtake.data import ClipTable, MixedTable
+from longtake.buckets.protocol import BucketLaw, keyed_draw
+from longtake.data.tables.mix import MixedTable
+from longtake.data.tables.table import ClipTable
 from longtake.system.config import SystemConfig
 
 _MOST_SPREAD = 1.25  # of the samples' highest rate to their lowest

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from longtake.config import Section
+from longtake.config.section import Section
 from longtake.contracts import UserError
 from longtake.data.rules import SampleRules
 from longtake.diffusion.config import ObjectiveSection
 from longtake.encoders.config import EncodersConfig
-from longtake.families import Family, default_model, family_of, family_of_tree, published_sections
-from longtake.models import LoraConfig
-from longtake.models.config import ModelSection
-from longtake.parallel import ParallelConfig
+from longtake.families.record import Family
+from longtake.families.registry import default_model, family_of, family_of_tree, published_sections
+from longtake.models.config import LoraConfig, ModelSection
+from longtake.parallel.config import ParallelConfig
 
 if TYPE_CHECKING:
-    from longtake.diffusion import KnownLaw
+    from longtake.diffusion.known import KnownLaw
 
 
 class SamplingDefaults(Section):

@@ -11,17 +11,20 @@ import torch
 from pydantic import SerializeAsAny, field_validator
 from torch import Tensor
 
-from longtake.config import Section, resolve
 from longtake.config.dump import plain_data
+from longtake.config.load import resolve
+from longtake.config.section import Section
 from longtake.contracts import UserError
-from longtake.families import default_model, family_of, published_sections
+from longtake.families.registry import default_model, family_of, published_sections
 from longtake.hub import find_files
-from longtake.models import build_denoiser, initial_values
+from longtake.models.build import build_denoiser
 from longtake.models.config import ModelSection
+from longtake.models.initial import initial_values
 from longtake.system.config import SystemConfig
 from longtake.system.export import CONFIG_HEADER, write_torch_folder
 from longtake.system.pretrained import open_pretrained
-from longtake.weights import MOST_FILE_BYTES, save_weights, state_shapes
+from longtake.weights.conversion import state_shapes
+from longtake.weights.files import MOST_FILE_BYTES, save_weights
 
 _FACTS = ("model_index.json", "config.json", "*/*.json")
 # What is fetched of a repository: a whole published model's denoiser, or a denoiser by itself.

@@ -16,21 +16,38 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from longtake import encoders, parallel
 from longtake.contracts import Caption, UserError
-from longtake.data import EncoderFacts, of_window, to_unit
-from longtake.data.latents.source import UnusableLatents, load_tensors
+from longtake.data.clips.transforms import to_unit
+from longtake.data.latents.source import EncoderFacts, UnusableLatents, load_tensors
+from longtake.data.latents.store import of_window
 from longtake.data.rules import MASK, Companion
-from longtake.families import Text
+from longtake.encoders.autoencoder import Autoencoder, build_autoencoder
+from longtake.encoders.autoencoder_config import AutoencoderSection, EncoderSection
+from longtake.encoders.config import UMT5EncoderConfig, WordsConfig
+from longtake.encoders.cost import EncodeCost, autoencoder_cost, seen, text_cost
+from longtake.encoders.files import CheckedWeights, find_encoder
+from longtake.encoders.text import LearnedTextEncoder, TextEncoder, build_text_encoder
+from longtake.encoders.tokens import CaptionTokens as TokenCounts
+from longtake.encoders.word_vectors import WordTokens
+from longtake.families.record import Text
 from longtake.hub import may_be_fetched
+from longtake.parallel.frozen import (
+    HostWeights,
+    SynchronisedCalls,
+    fill_frozen,
+    frozen_bytes,
+    frozen_mesh,
+    shard_frozen,
+)
+from longtake.parallel.shared_work import RowShare, TileShare
+from longtake.parallel.world import World
 from longtake.system.config import SystemConfig
 from longtake.transfer import to_device
-from longtake.weights import WeightFiles
-from longtake.weights.files import find_denoiser
+from longtake.weights.files import WeightFiles, find_denoiser
 
 C = TypeVar("C", bound=SystemConfig)
-CaptionEncoders = Mapping[str, encoders.TextEncoder]  # by condition
-CaptionTokens = encoders.TextEncoder | encoders.CaptionTokens | encoders.WordTokens
+CaptionEncoders = Mapping[str, TextEncoder]  # by condition
+CaptionTokens = TextEncoder | TokenCounts | WordTokens
 CaptionCounts = Mapping[str, CaptionTokens | None]  # by section of the config
 CAPTIONS_AT_ONCE = 32  # in one pass of a text encoder; those of T5-XXL wait for their micro-batches in 128 MiB
 _CPU = torch.device("cpu")
@@ -41,7 +58,7 @@ class Encoders:
     """Autoencoder and text encoders, which compute on this rank's device."""
 
     device: torch.device
-    autoencoder: encoders.Autoencoder
+    autoencoder: Autoencoder
     texts: tuple[Text, ...]
     of_captions: CaptionEncoders
 
@@ -84,12 +101,12 @@ class Encoders:
     def embeds_ahead(self) -> bool:
         """Whether `embed_ahead` spares anything, see `embeds_ahead`."""
         found = self.of_captions.values()
-        return embeds_ahead([one.config for one in found if isinstance(one, encoders.LearnedTextEncoder)])
+        return embeds_ahead([one.config for one in found if isinstance(one, LearnedTextEncoder)])
 
     def embed_ahead(self, texts: Sequence[Caption]) -> None:
         """Embeds captions that `embed` will be asked for, in one pass; it finds them until the next call."""
         for encoder in self.of_captions.values():
-            if isinstance(encoder, encoders.LearnedTextEncoder):
+            if isinstance(encoder, LearnedTextEncoder):
                 encoder.embed_ahead(flat_captions(texts))
 
     def embed_nothing(self) -> dict[str, Tensor]:
@@ -118,18 +135,18 @@ class Encoders:
         """From now on the ranks of `group`, asked for each time (None: this rank alone), encode and decode the same
         videos and captions together."""
         if self.autoencoder.compute is not None:
-            self.autoencoder.compute = parallel.TileShare(group, self.autoencoder.dtype, self.device)
+            self.autoencoder.compute = TileShare(group, self.autoencoder.dtype, self.device)
         for encoder in self.of_captions.values():
-            if isinstance(encoder, encoders.LearnedTextEncoder):
+            if isinstance(encoder, LearnedTextEncoder):
                 # a sharded one gathers its weights from ranks of other groups too: all call it, whatever they are dealt
                 is_sharded = encoder.config.placement == "sharded"
                 dtype = device_dtype(encoder.config.dtype, self.device)
-                encoder.compute = parallel.RowShare(group, dtype, self.device, every_rank=is_sharded)
+                encoder.compute = RowShare(group, dtype, self.device, every_rank=is_sharded)
 
     def finish_captions(self) -> None:
         """This process has no more captions to embed; where others share a text encoder, waits until none has."""
         for encoder in self.of_captions.values():
-            if isinstance(encoder, encoders.LearnedTextEncoder):
+            if isinstance(encoder, LearnedTextEncoder):
                 encoder.finish()
 
     @property
@@ -163,7 +180,7 @@ def set_tf32(config: SystemConfig) -> None:
 def build_encoders(
     config: SystemConfig,
     device: torch.device,
-    world: parallel.World | None = None,
+    world: World | None = None,
     unequal: bool = False,
     kept: CaptionEncoders | None = None,
 ) -> Encoders:
@@ -177,13 +194,13 @@ def build_encoders(
     together = world is not None and world.size > 1
     texts = config.family.texts
     sections = {text.condition: getattr(config, text.section) for text in texts}
-    here: dict[str, encoders.TextEncoder] = {
+    here: dict[str, TextEncoder] = {
         name: found
         for name, found in (kept or {}).items()
-        if isinstance(found, encoders.LearnedTextEncoder) and found.config == sections.get(name)
+        if isinstance(found, LearnedTextEncoder) and found.config == sections.get(name)
     }
     sharded = {name for name in sections.keys() - here.keys() if _placement(sections[name]) == "sharded"}
-    mesh = parallel.frozen_mesh(world) if together and sharded else None
+    mesh = frozen_mesh(world) if together and sharded else None
 
     def build() -> Encoders:
         autoencoder = _build_autoencoder(config.ae, device)
@@ -192,13 +209,13 @@ def build_encoders(
                 over = mesh if name in sharded else None
                 here[name] = _build_text(text, sections[name], device, over)
                 if unequal and over is not None:
-                    here[name].joint_calls = parallel.SynchronisedCalls(over)
+                    here[name].joint_calls = SynchronisedCalls(over)
         return Encoders(device, autoencoder, texts, here)
 
     return world.on_all(build) if together else build()
 
 
-def open_encoder(config: SystemConfig, key: str, device: torch.device) -> encoders.Autoencoder | encoders.TextEncoder:
+def open_encoder(config: SystemConfig, key: str, device: torch.device) -> Autoencoder | TextEncoder:
     """The encoder of one section alone, `ae` or that of a text, with its weights. Raises `UserError`."""
     if key == "ae":
         return _build_autoencoder(config.ae, device)
@@ -206,14 +223,14 @@ def open_encoder(config: SystemConfig, key: str, device: torch.device) -> encode
     return _build_text(text, getattr(config, key), device, None)
 
 
-def embeds_ahead(sections: Sequence[encoders.EncoderSection]) -> bool:
+def embeds_ahead(sections: Sequence[EncoderSection]) -> bool:
     """Whether captions of several micro-batches can be embedded together, on a rank that shares them with none: by
     encoders with weights, of which other ranks do not hold a part."""
     placements = {_placement(section) for section in sections} - {None}
     return bool(placements) and "sharded" not in placements
 
 
-def _placement(section: encoders.EncoderSection) -> str | None:
+def _placement(section: EncoderSection) -> str | None:
     """Where an encoder's weights lie; None for one without weights."""
     return getattr(section, "placement", None)
 
@@ -237,7 +254,7 @@ def empty_texts(
             found[name] = _given_empty(Path(given), shape)
         elif text.empty == "zeros" or not ratio:
             found[name] = torch.zeros(shape)
-        elif isinstance(section, encoders.WordsConfig):
+        elif isinstance(section, WordsConfig):
             raise UserError(
                 f"{place}: the texts come from files, which say nothing of the empty prompt; name the file with its "
                 f"embedding as dataset.empty_prompt, or the weights that made them as {text.section}.from_pretrained"
@@ -284,7 +301,7 @@ def _missing_encoders(config: SystemConfig, keys: Sequence[str], is_wanted: Call
         section = getattr(config, key)
         if (name := getattr(section, "from_pretrained", None)) is not None and is_wanted(name):
             try:
-                encoders.find_encoder(name, f"{key}.from_pretrained", section.cache_dir)
+                find_encoder(name, f"{key}.from_pretrained", section.cache_dir)
             except UserError as error:
                 faults.append(str(error))
     return faults
@@ -329,22 +346,22 @@ def refuse_sharded_text(config: SystemConfig, missing: int) -> None:
             )
 
 
-def _build_autoencoder(config: encoders.AutoencoderSection, device: torch.device) -> encoders.Autoencoder:
-    autoencoder = encoders.build_autoencoder(config, device_dtype(getattr(config, "dtype", "fp32"), device))
+def _build_autoencoder(config: AutoencoderSection, device: torch.device) -> Autoencoder:
+    autoencoder = build_autoencoder(config, device_dtype(getattr(config, "dtype", "fp32"), device))
     shapes = _shapes(nn.ModuleDict({**autoencoder.encoding, **autoencoder.decoding}))
     if not shapes:
         return autoencoder
-    path = encoders.find_encoder(config.from_pretrained, "ae.from_pretrained", config.cache_dir)
+    path = find_encoder(config.from_pretrained, "ae.from_pretrained", config.cache_dir)
     files = WeightFiles(path)
-    weights = encoders.CheckedWeights(files, autoencoder.names(files), shapes, path, "ae")
+    weights = CheckedWeights(files, autoencoder.names(files), shapes, path, "ae")
 
     def place(parts: Mapping[str, nn.Module]) -> None:
         # a single layer is worth no copy
         away = [part for part in parts.values() if _placement(config) == "offloaded" and any(part.children())]
-        parallel.fill_frozen(nn.ModuleDict(parts), weights, _CPU if away else device)
+        fill_frozen(nn.ModuleDict(parts), weights, _CPU if away else device)
         for part in parts.values():
             if part in away:
-                parallel.HostWeights(part, [part], device)
+                HostWeights(part, [part], device)
             else:
                 part.to(device)
 
@@ -357,26 +374,26 @@ def _build_autoencoder(config: encoders.AutoencoderSection, device: torch.device
     return autoencoder
 
 
-def _build_text(text: Text, config: Any, device: torch.device, mesh: DeviceMesh | None) -> encoders.TextEncoder:
-    if isinstance(config, encoders.WordsConfig):
-        return encoders.build_text_encoder(config, pooled=text.pooled)
-    place = encoders.find_encoder(config.from_pretrained, f"{text.section}.from_pretrained", config.cache_dir)
+def _build_text(text: Text, config: Any, device: torch.device, mesh: DeviceMesh | None) -> TextEncoder:
+    if isinstance(config, WordsConfig):
+        return build_text_encoder(config, pooled=text.pooled)
+    place = find_encoder(config.from_pretrained, f"{text.section}.from_pretrained", config.cache_dir)
     folder = place if place.is_dir() else place.parent
-    if place != folder and not isinstance(config, encoders.UMT5EncoderConfig):
+    if place != folder and not isinstance(config, UMT5EncoderConfig):
         raise UserError(
             f"{text.section}.from_pretrained = {config.from_pretrained!r}: is a file; name the folder that holds "
             "config.json, the tokenizer and the weights"
         )
-    encoder = encoders.build_text_encoder(config, folder, device_dtype(config.dtype, device), device)
-    assert isinstance(encoder, encoders.LearnedTextEncoder)
+    encoder = build_text_encoder(config, folder, device_dtype(config.dtype, device), device)
+    assert isinstance(encoder, LearnedTextEncoder)
     files = WeightFiles(place)
-    weights = encoders.CheckedWeights(files, encoder.names(files), _shapes(encoder.module), place, "its config.json")
+    weights = CheckedWeights(files, encoder.names(files), _shapes(encoder.module), place, "its config.json")
     if mesh is not None:
-        parallel.shard_frozen(encoder.module, encoder.units, mesh)
+        shard_frozen(encoder.module, encoder.units, mesh)
     offloaded = config.placement == "offloaded"
-    parallel.fill_frozen(encoder.module, weights, _CPU if offloaded else device)
+    fill_frozen(encoder.module, weights, _CPU if offloaded else device)
     if offloaded:
-        parallel.HostWeights(encoder.module, encoder.units, device)
+        HostWeights(encoder.module, encoder.units, device)
     encoder.after_filling()
     return encoder
 
@@ -391,36 +408,36 @@ def encoder_bytes(config: SystemConfig, ranks_per_node: int = 1, decodes: bool =
     Counted on the meta device: nothing is read but a `config.json` that lies in a local folder; without one the
     published sizes are taken. `decodes`: the autoencoder's decoder too.
     """
-    parts = [(size, many) for size, encodes, many in encoders.seen(config.ae)["parts"].values() if encodes or decodes]
+    parts = [(size, many) for size, encodes, many in seen(config.ae)["parts"].values() if encodes or decodes]
     away = [size for size, many in parts if many and _placement(config.ae) == "offloaded"]  # they run in turn
     found = {"ae": sum(size for size, _ in parts) - sum(away) + max(away, default=0)}
     for text in config.family.texts:
         section = getattr(config, text.section)
-        numbers = encoders.seen(section)
-        found[text.section] = parallel.frozen_bytes(
+        numbers = seen(section)
+        found[text.section] = frozen_bytes(
             numbers["units"], numbers["rest"], _placement(section) or "resident", ranks_per_node
         )
     return found
 
 
-def encoding_costs(config: SystemConfig, shape: tuple[int, int, int], batch: int) -> dict[str, encoders.EncodeCost]:
+def encoding_costs(config: SystemConfig, shape: tuple[int, int, int], batch: int) -> dict[str, EncodeCost]:
     """What encoding a micro-batch of (T, H, W) pixels and its captions costs, by section; nothing is read but what
     `encoder_bytes` reads."""
     captions = batch * captions_of_sample(config, shape[0])
-    return {"ae": encoders.autoencoder_cost(config.ae, shape, batch), **captions_costs(config, captions)}
+    return {"ae": autoencoder_cost(config.ae, shape, batch), **captions_costs(config, captions)}
 
 
-def companions_costs(config: SystemConfig, shape: tuple[int, int, int], batch: int) -> list[encoders.EncodeCost]:
+def companions_costs(config: SystemConfig, shape: tuple[int, int, int], batch: int) -> list[EncodeCost]:
     """What encoding the pixels costs that clips of a micro-batch bring along: their control videos, their stills."""
     pixels = {"video": shape, "stills": (1, *shape[1:])}
     found = [one for one in config.sample_rules.companions if one.kind in pixels]
-    return [encoders.autoencoder_cost(config.ae, pixels[one.kind], batch * one.most) for one in found]
+    return [autoencoder_cost(config.ae, pixels[one.kind], batch * one.most) for one in found]
 
 
-def captions_costs(config: SystemConfig, captions: int) -> dict[str, encoders.EncodeCost]:
+def captions_costs(config: SystemConfig, captions: int) -> dict[str, EncodeCost]:
     """What embedding so many captions costs, by section."""
     sections = [text.section for text in config.family.texts]
-    return {name: encoders.text_cost(encoders.seen(getattr(config, name)), captions) for name in sections}
+    return {name: text_cost(seen(getattr(config, name)), captions) for name in sections}
 
 
 def captions_of_sample(config: SystemConfig, num_frames: int) -> int:
@@ -431,4 +448,4 @@ def captions_of_sample(config: SystemConfig, num_frames: int) -> int:
 
 def embedding_bytes(config: SystemConfig) -> int:
     """Bytes of one caption as its encoders return it; words are embedded on the host."""
-    return sum(encoders.seen(getattr(config, text.section)).get("result", 0) for text in config.family.texts)
+    return sum(seen(getattr(config, text.section)).get("result", 0) for text in config.family.texts)

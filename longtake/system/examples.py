@@ -22,13 +22,15 @@ from longtake.contracts import (
     UserError,
     Window,
 )
-from longtake.data import LatentSource, of_window, to_unit
+from longtake.data.clips.transforms import to_unit
+from longtake.data.latents.source import LatentSource
+from longtake.data.latents.store import of_window
 from longtake.data.rules import MASK, Companion
-from longtake.diffusion import (
+from longtake.diffusion.dropout import drop_text
+from longtake.diffusion.known import (
     KNOWN_NOISE,
     NOTHING_KNOWN,
     KnownLaw,
-    drop_text,
     keep_known,
     make_known,
     noise_on_known,

@@ -13,25 +13,24 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from longtake.buckets import SizesSection, aspect_table, frame_size, num_pixels
+from longtake.buckets.aspect import aspect_table, frame_size, num_pixels
 from longtake.buckets.entries import read_entries
-from longtake.checkpoint import CheckpointWeights, hold
-from longtake.config import resolve
+from longtake.buckets.section import SizesSection
+from longtake.checkpoint.export import CheckpointWeights
+from longtake.checkpoint.runs import hold
+from longtake.config.load import resolve
 from longtake.contracts import UserError
-from longtake.families import SECTIONS_FILE, family_of, read_model
-from longtake.models import ModelSection
+from longtake.families.record import SECTIONS_FILE
+from longtake.families.registry import family_of, read_model
+from longtake.models.config import ModelSection
 from longtake.small_files import regular
 from longtake.system.config import SystemConfig
 from longtake.system.pretrained import TrainedParts, base_of_adapters, read_adapters_of, run_sections, run_tree
-from longtake.weights import (
-    INDEX_FILE,
-    MOST_FILE_BYTES,
-    ConvertedWeights,
-    Format,
-    save_adapters,
-    save_torch_folder,
-    save_weights,
-)
+from longtake.weights.conversion import ConvertedWeights
+from longtake.weights.files import INDEX_FILE, MOST_FILE_BYTES, save_weights
+from longtake.weights.format import Format
+from longtake.weights.lora import save_adapters
+from longtake.weights.torch_folder import save_torch_folder
 
 CONFIG_HEADER = "longtake_config"
 _BUCKETS = ("bucket_config", "sizes")  # keys of a training run

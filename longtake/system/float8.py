@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from longtake.contracts import UserError
-from longtake.encoders import needs_extra
+from longtake.encoders.extras import needs_extra
 from longtake.parallel.sequence import matching
 
 _MULTIPLE = 16  # of both sizes of a weight, by the kernels' rule

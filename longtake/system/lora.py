@@ -8,19 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from longtake.contracts import UserError
-from longtake.models import AdapterSize, LoraConfig, LoraLinear, adapt, freeze, frozen_names, target_layers
-from longtake.parallel import local_tensor, own_part
+from longtake.models.config import LoraConfig
+from longtake.models.lora import AdapterSize, LoraLinear, adapt, freeze, frozen_names, target_layers
+from longtake.parallel.shard import local_tensor, own_part
 from longtake.system.config import SystemConfig
-from longtake.weights import (
-    Adapters,
-    Format,
-    count_text_encoder_tensors,
-    find_adapters,
-    layer_names,
-    read_adapters,
-    summed,
-    tensors_of,
-)
+from longtake.weights.adapters import Adapters, summed, tensors_of
+from longtake.weights.conversion import layer_names
+from longtake.weights.format import Format
+from longtake.weights.lora import count_text_encoder_tensors, find_adapters, read_adapters
 
 
 def choose_trained(

@@ -10,24 +10,21 @@ from typing import Any
 
 from torch import Tensor
 
-from longtake.checkpoint import CheckpointWeights, RunState, hold, is_complete, list_checkpoints
-from longtake.config import load_config
+from longtake.checkpoint.export import CheckpointWeights
+from longtake.checkpoint.folder import is_complete
+from longtake.checkpoint.runs import hold, list_checkpoints
+from longtake.checkpoint.state import RunState
+from longtake.config.load import load_config
 from longtake.contracts import UserError
-from longtake.encoders import fitted_layer
-from longtake.families import family_of, read_model
-from longtake.models import LoraConfig, ModelSection, quantized
+from longtake.encoders.autoencoder_config import fitted_layer
+from longtake.families.registry import family_of, read_model
+from longtake.models import quantized
+from longtake.models.config import LoraConfig, ModelSection
 from longtake.tensor_files import check_finite
-from longtake.weights import (
-    Adapter,
-    Adapters,
-    ModelWeights,
-    adapters_of,
-    convert_adapters,
-    find_denoiser,
-    merged,
-    state_shapes,
-    tensors_of,
-)
+from longtake.weights.adapters import Adapter, Adapters, adapters_of, convert_adapters, merged, tensors_of
+from longtake.weights.conversion import state_shapes
+from longtake.weights.files import find_denoiser
+from longtake.weights.model import ModelWeights
 
 
 @contextmanager

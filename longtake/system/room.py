@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from longtake.models import Trace, as_on_cuda, build_denoiser, denoiser_class, meta_conditions
-from longtake.models.build import LatentSize
-from longtake.parallel import TokenPeers, cut_among
+from longtake.models.build import LatentSize, build_denoiser, denoiser_class
+from longtake.models.trace import Trace, as_on_cuda, meta_conditions
+from longtake.parallel.mesh import TokenPeers
+from longtake.parallel.shard import cut_among
 from longtake.system.build import System
 
 _USABLE = 0.9  # of the free memory; the rest is for what a trace does not see and for fragments

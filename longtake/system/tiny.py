@@ -11,9 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from longtake.buckets import lists_sizes, num_pixels
+from longtake.buckets.aspect import lists_sizes, num_pixels
 from longtake.contracts import UserError
-from longtake.families import Family, family_of_tree
+from longtake.families.record import Family
+from longtake.families.registry import family_of_tree
 
 TINY = "--tiny"
 _LONGEST = 17  # frames of a clip

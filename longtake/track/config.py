@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from longtake.config import Section
+from longtake.config.section import Section
 
 
 class TrackingConfig(Section):

@@ -11,17 +11,19 @@ from pathlib import Path
 
 import torch
 
-from longtake.checkpoint import CheckpointWeights
+from longtake.checkpoint.export import CheckpointWeights
 from longtake.checkpoint.folder import parse_name
 from longtake.contracts import UserError
 from longtake.durable import replace, write_whole
-from longtake.models import build_denoiser
+from longtake.models.build import build_denoiser
 from longtake.models.config import ModelSection
 from longtake.small_files import read_object
 from longtake.system.lora import choose_trained
 from longtake.system.pretrained import base_of_adapters, read_adapters_of
 from longtake.train.config import RunConfig
-from longtake.weights import Format, adapters_of, check_style, save_adapters
+from longtake.weights.adapters import adapters_of
+from longtake.weights.format import Format
+from longtake.weights.lora import check_style, save_adapters
 
 NAMES_FILE = "lora_files.json"  # in the run's folder
 _STEP = "{step}"

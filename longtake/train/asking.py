@@ -8,10 +8,11 @@ from pathlib import Path
 from longtake import locks
 from longtake.contracts import UserError
 from longtake.durable import write_whole
-from longtake.track import METRICS_FILE, read_lines
+from longtake.track.trackers import METRICS_FILE, read_lines
 from longtake.train.config import RunWithoutTable
 from longtake.train.folder import LOCK_FILE
-from longtake.train.health import read_launches, request_file
+from longtake.train.health.interrupt import request_file
+from longtake.train.health.launches import read_launches
 from longtake.train.run_file import read_run
 
 _SAID = {

@@ -10,19 +10,14 @@ from typing import Any
 import torch
 
 from longtake.contracts import Bucket, UserError
-from longtake.models import denoiser_class
-from longtake.parallel import (
-    NAMED_LEVELS,
-    EntryKey,
-    Level,
-    World,
-    level_and_counts,
-    levels_text,
-)
+from longtake.models.build import denoiser_class
 from longtake.parallel.compile import STATIC_SHAPES
+from longtake.parallel.degrees import EntryKey
+from longtake.parallel.recomputation import NAMED_LEVELS, Level, level_and_counts, levels_text
+from longtake.parallel.world import World
 from longtake.plan.machine import Machine
 from longtake.plan.work import read_layout, read_work
-from longtake.system import compiles
+from longtake.system.build import compiles
 from longtake.train.config import RunConfig
 
 Found = Mapping[str, Any]

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from longtake import pages
-from longtake.config import literal
+from longtake.config.dump import literal
 from longtake.config.section import Section
 from longtake.contracts import UserError
 from longtake.durable import write_whole

@@ -7,12 +7,15 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, NonNegativeFloat, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from longtake.buckets import BucketLaw, BucketRule, SizesSection, bucket_config_faults
-from longtake.data import DatasetConfig, DatasetWithoutTable
-from longtake.evaluate import ValidationConfig
-from longtake.families import family_of, family_of_tree
-from longtake.system import SystemConfig, unknown_name
-from longtake.track import TrackingConfig
+from longtake.buckets.assignment import BucketRule
+from longtake.buckets.entries import bucket_config_faults
+from longtake.buckets.protocol import BucketLaw
+from longtake.buckets.section import SizesSection
+from longtake.data.config import DatasetConfig, DatasetWithoutTable
+from longtake.evaluate.config import ValidationConfig
+from longtake.families.registry import family_of, family_of_tree
+from longtake.system.config import SystemConfig, unknown_name
+from longtake.track.config import TrackingConfig
 from longtake.train.optimizer.config import OptimizerConfig
 
 NUMBER = "{n}"  # in `exp_name`: the next free number of the folders in `outputs`

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import torch
 
-from longtake.buckets import CostModel, fit_cost
+from longtake.buckets.mix import CostModel, fit_cost
 from longtake.contracts import Bucket, UserError
-from longtake.parallel import BucketPeers, World
+from longtake.parallel.degrees import BucketPeers
+from longtake.parallel.world import World
 from longtake.plan.timing import clock
-from longtake.system import System
+from longtake.system.build import System
 from longtake.train.config import RunConfig
 
 MOST_BUCKETS = 5  # measured: the smallest, the largest and those between them

@@ -13,14 +13,14 @@ from pathlib import Path
 from rich.console import Console
 
 from longtake import locks
-from longtake.config import Dialect
+from longtake.config.load import Dialect
 from longtake.contracts import EXIT_INTERRUPTED, UserError
 from longtake.durable import write_whole
-from longtake.parallel import ParallelConfig, World, resolve_degrees, start_world
-from longtake.parallel.config import AXES
+from longtake.parallel.config import AXES, ParallelConfig, resolve_degrees
+from longtake.parallel.world import World, start_world
 from longtake.small_files import check_kinds, read_object
 from longtake.system.tiny import TINY
-from longtake.track import make_console
+from longtake.track.progress import make_console
 from longtake.train.config import RunConfig
 from longtake.train.folder import LOCK_FILE
 from longtake.train.health.watchdog import collective_timeout, record_collectives

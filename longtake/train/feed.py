@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from longtake.data import Fetched, Parcel
-from longtake.parallel import CopyStreams, host_memory
+from longtake.data.loading.loader import Fetched
+from longtake.data.loading.parcel import Parcel
+from longtake.parallel.host import CopyStreams, host_memory
 
 NUM_BUFFERS = 2  # the batch in training and the one ahead of it
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from longtake import locks
-from longtake.checkpoint import hold, last_whole, list_checkpoints
-from longtake.config import dump_config, load_config
+from longtake.checkpoint.runs import hold, last_whole, list_checkpoints
+from longtake.config.dump import dump_config
+from longtake.config.load import load_config
 from longtake.contracts import UserError
 from longtake.durable import write_whole
 from longtake.encoders.autoencoder_config import AUTOENCODER_FILE
@@ -26,8 +27,8 @@ from longtake.train.config import NUMBER, RunConfig
 from longtake.train.run_file import CONFIG_FILE
 
 if TYPE_CHECKING:
-    from longtake.parallel import World
-    from longtake.weights import TrainingFolder
+    from longtake.parallel.world import World
+    from longtake.weights.training_folder import TrainingFolder
 
 QUARANTINE_FILE = "quarantine.jsonl"
 LAUNCH_FILE = "launch.json"

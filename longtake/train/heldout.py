@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from longtake.buckets import PassOrder
-from longtake.evaluate import level_losses
-from longtake.parallel import World
-from longtake.system import System
+from longtake.buckets.order import PassOrder
+from longtake.evaluate.heldout import level_losses
+from longtake.parallel.world import World
+from longtake.system.build import System
 from longtake.train.config import RunConfig
 from longtake.train.stream import StepStream
 

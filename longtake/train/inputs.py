@@ -12,34 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from longtake.buckets import OrderInputs, choose_held_back
-from longtake.checkpoint import RunState, SlotSizes
+from longtake.buckets.held_back import choose_held_back
+from longtake.buckets.inputs import OrderInputs
+from longtake.checkpoint.state import RunState, SlotSizes
 from longtake.contracts import Bucket, UserError
-from longtake.data import (
-    ClipTable,
-    MixedTable,
-    SlotDataset,
-    SlotLoader,
-    StoredDataset,
-    clip_weights,
-    machine_bytes,
-    open_clips,
-    order_columns,
-    read_quarantine,
-)
-from longtake.encode import FittingStore, choose_store, is_store, open_fitting_store, store_folder
-from longtake.evaluate import FOLDER
-from longtake.parallel import BucketPeers, EntryKey, World, bucket_degrees
+from longtake.data.latents.dataset import StoredDataset
+from longtake.data.loading.dataset import SlotDataset
+from longtake.data.loading.loader import SlotLoader, machine_bytes
+from longtake.data.loading.quarantine import read_quarantine
+from longtake.data.tables.mix import MixedTable, clip_weights, open_clips, order_columns
+from longtake.data.tables.table import ClipTable
+from longtake.encode.auto import choose_store, is_store, store_folder
+from longtake.encode.fit import FittingStore, open_fitting_store
+from longtake.evaluate.validation import FOLDER
+from longtake.parallel.degrees import BucketPeers, EntryKey, bucket_degrees
+from longtake.parallel.world import World
 from longtake.random import Purpose, uniforms
-from longtake.system import (
-    KnownDraw,
-    System,
-    missing_files,
-    raise_missing,
-    refuse_sharded_text,
-    stored_windows,
-    wanted_draws,
-)
+from longtake.system.build import System
+from longtake.system.encoders import missing_files, raise_missing, refuse_sharded_text
+from longtake.system.examples import KnownDraw, stored_windows, wanted_draws
 from longtake.train.config import RunConfig
 from longtake.train.cost import cost_model
 from longtake.train.folder import QUARANTINE_FILE

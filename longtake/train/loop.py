@@ -11,16 +11,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longtake.buckets import PassOrder
-from longtake.checkpoint import Clock, RunState
+from longtake.buckets.order import PassOrder
+from longtake.checkpoint.state import Clock, RunState
 from longtake.contracts import Batch, Conditions, UserError
-from longtake.diffusion import micro_batch_loss
-from longtake.system import System, clean_example, flat_captions
-from longtake.system.encoders import CAPTIONS_AT_ONCE
+from longtake.diffusion.objective import micro_batch_loss
+from longtake.system.build import System
+from longtake.system.encoders import CAPTIONS_AT_ONCE, flat_captions
+from longtake.system.examples import clean_example
 from longtake.train.config import RunConfig
-from longtake.train.health import REQUESTS, NodePower, RankTimes, StopRequest
+from longtake.train.health.interrupt import REQUESTS, StopRequest
+from longtake.train.health.power import NodePower
+from longtake.train.health.ranks import RankTimes
 from longtake.train.health.weights import LARGEST, describe_broken
-from longtake.train.optimizer import WeightUpdate
+from longtake.train.optimizer.update import WeightUpdate
 from longtake.train.record import HostCopy, Recorder, StepRecord
 from longtake.train.saving import Saver
 from longtake.train.stream import StepInput, StepStream, Turn

@@ -10,13 +10,17 @@ from typing import Any
 
 from pydantic import model_validator
 
-from longtake.buckets import BucketReport, bucket_picture
-from longtake.config import Dialect
-from longtake.data import clip_weights, open_clips, read_numbers
+from longtake.buckets.page import bucket_picture
+from longtake.buckets.report import BucketReport
+from longtake.config.load import Dialect
+from longtake.data.tables.mix import clip_weights, open_clips
+from longtake.data.tables.rows import read_numbers
 from longtake.pages import Html, html
-from longtake.parallel import resolve_degrees
-from longtake.plan import Layout, Work, first_pass
-from longtake.system import caption_length_lines
+from longtake.parallel.config import resolve_degrees
+from longtake.plan.layout import Layout
+from longtake.plan.run import first_pass
+from longtake.plan.work import Work
+from longtake.system.caption_lengths import caption_length_lines
 from longtake.train.config import RunConfig
 from longtake.train.run_file import read_run
 

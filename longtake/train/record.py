@@ -13,14 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longtake.buckets import step_digest
-from longtake.checkpoint import Clock
+from longtake.buckets.dealing import step_digest
+from longtake.checkpoint.state import Clock
 from longtake.contracts import ClipFault, Slot, UserError
-from longtake.data import ClipTable, MixedTable
-from longtake.parallel import World, pinned_like
-from longtake.system import System
-from longtake.track import StepMeter, Trackers, TrainingProgress, memory
-from longtake.train.health import Health, read_flags
+from longtake.data.tables.mix import MixedTable
+from longtake.data.tables.table import ClipTable
+from longtake.parallel.host import pinned_like
+from longtake.parallel.world import World
+from longtake.system.build import System
+from longtake.track.meters import StepMeter, memory
+from longtake.track.progress import TrainingProgress
+from longtake.track.trackers import Trackers
+from longtake.train.health.interrupt import read_flags
+from longtake.train.health.state import Health
 from longtake.train.health.weights import LARGEST, describe_broken
 from longtake.train.saving import Saver
 from longtake.train.sums import StepSums

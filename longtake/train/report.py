@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from longtake import pages
-from longtake.buckets import bucket_picture
-from longtake.checkpoint import list_checkpoints
-from longtake.config import literal
+from longtake.buckets.page import bucket_picture
+from longtake.checkpoint.runs import list_checkpoints
+from longtake.config.dump import literal
 from longtake.config.section import Section
 from longtake.contracts import ClipFault, UserError
-from longtake.data import ClipError, list_quarantine, short_film
+from longtake.data.clips.video import ClipError
+from longtake.data.loading.quarantine import list_quarantine
+from longtake.data.tables.stats_page import short_film
 from longtake.durable import write_whole
-from longtake.evaluate import LOSSES_FILE
+from longtake.evaluate.config import LOSSES_FILE
 from longtake.small_files import read_object, read_small
-from longtake.track import METRICS_FILE, read_lines
+from longtake.track.trackers import METRICS_FILE, read_lines
 from longtake.train.config import RunConfig, RunWithoutTable
 from longtake.train.folder import QUARANTINE_FILE
 from longtake.train.health.goodput import Seconds, read_seconds

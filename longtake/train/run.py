@@ -16,28 +16,31 @@ from rich.console import Console
 from torch import Tensor
 
 from longtake import __version__
-from longtake.buckets import PassOrder
-from longtake.checkpoint import Clock, Frozen, RunState, hold, keep_frozen, size_of
-from longtake.config import Dialect, dump_config
-from longtake.data import caption_lines, control_lines
+from longtake.buckets.order import PassOrder
+from longtake.checkpoint.frozen import keep_frozen
+from longtake.checkpoint.runs import hold
+from longtake.checkpoint.save import size_of
+from longtake.checkpoint.state import Clock, Frozen, RunState
+from longtake.config.dump import dump_config
+from longtake.config.load import Dialect
+from longtake.data.loading.controls import control_lines
+from longtake.data.tables.table import caption_lines
 from longtake.durable import write_whole
-from longtake.encode import fit_autoencoder, store_folder
-from longtake.evaluate import Validation, missing
-from longtake.parallel import Mesh, World, check_bucket_sequence, start_world
-from longtake.plan import amount
-from longtake.system import System, build_system, caption_length_lines
+from longtake.encode.auto import store_folder
+from longtake.encode.autoencoder import fit_autoencoder
+from longtake.evaluate.validation import Validation, missing
+from longtake.parallel.degrees import check_bucket_sequence
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.world import World, start_world
+from longtake.plan.report import amount
+from longtake.system.build import System, build_system
+from longtake.system.caption_lengths import caption_length_lines
 from longtake.system.clip_rates import clip_rate_lines
 from longtake.system.pretrained import means_checkpoint
-from longtake.track import (
-    StepMeter,
-    TrackedRun,
-    Trackers,
-    TrainingProgress,
-    make_console,
-    offline_line,
-    peak_flops,
-    task_progress,
-)
+from longtake.track.devices import peak_flops
+from longtake.track.meters import StepMeter
+from longtake.track.progress import TrainingProgress, make_console, task_progress
+from longtake.track.trackers import TrackedRun, Trackers, offline_line
 from longtake.train.adapter_files import AdapterFiles, own_names
 from longtake.train.choices import (
     Choices,
@@ -55,22 +58,12 @@ from longtake.train.folder import (
     starting_point,
     take_over_quarantine,
 )
-from longtake.train.health import (
-    FirstStepTimer,
-    Health,
-    SkippedSteps,
-    StopRequest,
-    Stopwatch,
-    Watchdog,
-    collective_timeout,
-    ended_by_signals,
-    held_signals,
-    note_end,
-    noted_launch,
-    read_launches,
-    record_collectives,
-    seconds_left,
-)
+from longtake.train.health.goodput import Stopwatch
+from longtake.train.health.interrupt import FirstStepTimer, StopRequest, ended_by_signals, held_signals, seconds_left
+from longtake.train.health.launches import note_end, noted_launch, read_launches
+from longtake.train.health.left_out import SkippedSteps
+from longtake.train.health.state import Health
+from longtake.train.health.watchdog import Watchdog, collective_timeout, record_collectives
 from longtake.train.heldout import HeldOut
 from longtake.train.inputs import (
     RunData,
@@ -82,7 +75,7 @@ from longtake.train.inputs import (
     slot_sizes_kept,
 )
 from longtake.train.loop import Trainer
-from longtake.train.optimizer import WeightUpdate
+from longtake.train.optimizer.update import WeightUpdate
 from longtake.train.record import Recorder
 from longtake.train.run_file import read_run
 from longtake.train.saving import Saver

@@ -18,15 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from longtake.config import ConfigError, Dialect, Fault, Resolved, key_names, load_config, resolve
-from longtake.config.faults import shown
+from longtake.config.faults import ConfigError, Fault, shown
+from longtake.config.load import Dialect, Resolved, key_names, load_config, resolve
 from longtake.config.overrides import split_flags
 from longtake.contracts import UserError
 from longtake.encoders.autoencoder_config import AUTOENCODER_FILE, fitted_layer
-from longtake.generate import OF_TRAINING, GenerateConfig
+from longtake.generate.config import GenerateConfig
+from longtake.generate.read import OF_TRAINING
 from longtake.presets import find_preset
 from longtake.system.tiny import TINY, take_tiny, tiny_layer, world_size
-from longtake.track import require_wandb_login
+from longtake.track.trackers import require_wandb_login
 from longtake.train.config import RunConfig
 
 T = TypeVar("T")

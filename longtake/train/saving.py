@@ -9,16 +9,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from longtake.checkpoint import (
-    BackgroundSaver,
-    RunState,
-    checkpoint_path,
-    retain,
-    save_checkpoint,
-    set_aside,
-    size_of,
-)
-from longtake.parallel import World
+from longtake.checkpoint.background import BackgroundSaver
+from longtake.checkpoint.folder import checkpoint_path
+from longtake.checkpoint.runs import retain, set_aside
+from longtake.checkpoint.save import save_checkpoint, size_of
+from longtake.checkpoint.state import RunState
+from longtake.parallel.world import World
 from longtake.train.adapter_files import AdapterFiles
 
 _LAST_SECONDS = 20.0  # for a save in progress when the run ends with an error

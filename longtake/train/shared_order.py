@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from longtake import locks
-from longtake.buckets import OrderInputs, PassOrder, open_order, order_summary, plan_kept, write_order
-from longtake.parallel import World
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.kept_orders import plan_kept
+from longtake.buckets.order import PassOrder, open_order, order_summary, write_order
+from longtake.parallel.world import World
 
 _PREFIX = "longtake-order-"
 _LOCK = "planner.lock"  # held by the planning process as long as it lives

@@ -9,16 +9,19 @@ from pathlib import Path
 
 from torch import Tensor
 
-from longtake.checkpoint import Clock, RunState, load_tensors, restore_frozen
+from longtake.checkpoint.frozen import restore_frozen
+from longtake.checkpoint.load import load_tensors
+from longtake.checkpoint.state import Clock, RunState
 from longtake.contracts import UserError
-from longtake.data import read_quarantine
-from longtake.parallel import local_tensor, own_part
-from longtake.system import System
+from longtake.data.loading.quarantine import read_quarantine
+from longtake.parallel.shard import local_tensor, own_part
+from longtake.system.build import System
 from longtake.train.config import RunConfig
 from longtake.train.folder import QUARANTINE_FILE, RunFolder
-from longtake.train.health import LostSamples
-from longtake.train.optimizer import WeightUpdate
-from longtake.weights import ModelWeights, TrainingFolder
+from longtake.train.health.left_out import LostSamples
+from longtake.train.optimizer.update import WeightUpdate
+from longtake.weights.model import ModelWeights
+from longtake.weights.training_folder import TrainingFolder
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from longtake.buckets import OrderInputs, PassOrder, deal
+from longtake.buckets.dealing import deal
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.order import PassOrder
 from longtake.contracts import Batch, ClipFault, Slot, UserError
-from longtake.data import Parcel, SlotLoader, append_quarantine, read_quarantine
-from longtake.parallel import BucketPeers, Subgroup, World
+from longtake.data.loading.loader import SlotLoader
+from longtake.data.loading.parcel import Parcel
+from longtake.data.loading.quarantine import append_quarantine, read_quarantine
+from longtake.parallel.degrees import BucketPeers, Subgroup
+from longtake.parallel.world import World
 from longtake.train.feed import DeviceFeed
 from longtake.train.shared_order import plan_shared
 

@@ -8,18 +8,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from longtake.checkpoint import Clock
-from longtake.evaluate import FOLDER, LOSSES_FILE, Validation, forget_after, missing, plan_validation
-from longtake.generate import NotFiniteVideo, Video, read_video
-from longtake.parallel import BucketPeers, OffloadedTensors, OffloadedWeights, World, gather_anew, offloaded
-from longtake.plan import read_layout, validation_rooms
-from longtake.system import System, build_encoders, encoders_on_host, find_encoders
+from longtake.checkpoint.state import Clock
+from longtake.evaluate.config import LOSSES_FILE
+from longtake.evaluate.validation import FOLDER, Validation, forget_after, missing, plan_validation
+from longtake.generate.requests import Video
+from longtake.generate.run import NotFiniteVideo, read_video
+from longtake.parallel.degrees import BucketPeers
+from longtake.parallel.offloaded_weights import OffloadedTensors, OffloadedWeights, offloaded
+from longtake.parallel.shard import gather_anew
+from longtake.parallel.world import World
+from longtake.plan.validation import validation_rooms
+from longtake.plan.work import read_layout
+from longtake.system.build import System
+from longtake.system.encoders import build_encoders, encoders_on_host, find_encoders
 from longtake.system.room import free_bytes, has_room
-from longtake.track import TrackedVideo, append_line
+from longtake.track.trackers import TrackedVideo, append_line
 from longtake.train.config import RunConfig
-from longtake.train.health import StopRequest
+from longtake.train.health.interrupt import StopRequest
 from longtake.train.heldout import HeldOut, curves
-from longtake.train.optimizer import WeightUpdate
+from longtake.train.optimizer.update import WeightUpdate
 from longtake.train.record import Recorder
 
 

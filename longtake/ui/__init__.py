@@ -3,12 +3,3 @@
 `server` opens it, `gate` and `roots` say who may see what, `queue` runs commands one after another; each tab
 has a file.
 """
-
-from typing import TYPE_CHECKING
-
-from longtake.lazy import lazy_exports
-
-if TYPE_CHECKING:
-    from longtake.ui.server import serve
-
-__getattr__ = lazy_exports(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from longtake import data, pages, train
+from longtake import pages
 from longtake.contracts import UserError
 from longtake.data.clips.caption_files import CAPTION_SUFFIX, CaptionFiles
 from longtake.data.clips.locations import join_location
@@ -46,27 +46,38 @@ class Clips:
 
     def report(self, table: str, run: str | None) -> str:
         """The page of `longtake data stats --html`, with the buckets of a run."""
-        source, start = data.table_and_root(self.roots.path(table, "table"), None)
-        found = data.table_stats(source, examples=12)
+        from longtake.data.clips.file_cache import FileCache, default_cache_folder
+        from longtake.data.tables.mix import table_and_root
+        from longtake.data.tables.stats import table_stats
+        from longtake.data.tables.stats_page import film_reader, stats_page
+        from longtake.data.tables.table import base_folder
+
+        source, start = table_and_root(self.roots.path(table, "table"), None)
+        found = table_stats(source, examples=12)
         buckets = None
         if run:
+            from longtake.train.preview import preview_buckets, read_previewed
+
             preset = run in {one.name for one in presets()}
             own = run_file(run) if preset else str(self.roots.path(run, "run"))
-            buckets = train.preview_buckets(train.read_previewed(own, source), source).picture()
-        start = found.folder if start is None else data.base_folder(source, start)
-        cache = data.FileCache(data.default_cache_folder(), _CACHE_BYTES)
+            buckets = preview_buckets(read_previewed(own, source), source).picture()
+        start = found.folder if start is None else base_folder(source, start)
+        cache = FileCache(default_cache_folder(), _CACHE_BYTES)
         page = self.roots.own / "pages" / "data.html"
         page.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(page, data.stats_page(found, data.film_reader(start, cache), buckets))
+        write_whole(page, stats_page(found, film_reader(start, cache), buckets))
         return frame(page)
 
     def clips(self, table: str) -> list[tuple[str, str]]:
         """(where a clip lies, its caption) of every row."""
-        source, start = data.table_and_root(self.roots.path(table, "table"), None)
+        from longtake.data.tables.mix import table_and_root
+        from longtake.data.tables.table import base_folder
+
+        source, start = table_and_root(self.roots.path(table, "table"), None)
         columns, _ = open_rows(source, as_text=source.suffix.lower() == ".csv").whole()
         if "path" not in columns.column_names:
             raise UserError(f"{source}: has no column path; its columns are {', '.join(columns.column_names)}")
-        place = data.base_folder(source, start)
+        place = base_folder(source, start)
         paths = [str(path) for path in columns.column("path").to_pylist()]
         there = "text" in columns.column_names
         texts = columns.column("text").to_pylist() if there else [""] * len(paths)
@@ -91,6 +102,8 @@ class Clips:
 
     def save(self, table: str, shown: Sequence[Sequence[str]], texts: Sequence[str]) -> str:
         """Writes the captions that were changed, as `longtake data captions` does."""
+        from longtake.data.tables.captions import edit_captions
+
         source = self.roots.path(table, "table")
         new = _changed(shown, texts)
         if source.is_dir():  # of a folder of clips the captions lie beside them
@@ -98,9 +111,7 @@ class Clips:
                 clip = self.roots.path(where, "clip")
                 write_whole(CaptionFiles().find(clip) or clip.with_suffix(CAPTION_SUFFIX), text + "\n")
             return f"{_captions(len(new))} changed in {source}" if new else "no caption was changed"
-        changed, rows = (
-            data.edit_captions(source, [lambda where, text: new.get((where, text), text)]) if new else (0, 0)
-        )
+        changed, rows = edit_captions(source, [lambda where, text: new.get((where, text), text)]) if new else (0, 0)
         return f"{changed:,} of {rows:,} captions changed in {source}" if changed else "no caption was changed"
 
     def lost(self) -> str:
@@ -121,8 +132,10 @@ class Clips:
 def _lost_in(path: Path) -> list[tuple[str, str, str]]:
     """(clip, reason, where) of what a run's quarantine or a probe's list of bad files has."""
     if path.name == QUARANTINE_FILE:
+        from longtake.data.loading.quarantine import list_quarantine
+
         run = path.parent.name
-        return [(one.path, one.reason, f"{run}, pass {one.pass_index}") for one in data.list_quarantine(path)]
+        return [(one.path, one.reason, f"{run}, pass {one.pass_index}") for one in list_quarantine(path)]
     columns, _ = open_rows(path, as_text=True).whole()
     if not {"path", "reason"} <= set(columns.column_names):
         raise UserError(f"{path}: has no columns path and reason; it was written by no probe")

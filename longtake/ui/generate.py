@@ -7,13 +7,11 @@ import random
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from longtake import generate as generation
 from longtake import pages
-from longtake import plan as planning
 from longtake.contracts import UserError
 from longtake.generate.sample import shape_asked
 from longtake.presets import presets
@@ -21,6 +19,9 @@ from longtake.ui.queue import Queue, QueuedCommand
 from longtake.ui.roots import Roots
 from longtake.ui.shown import box, keep_fresh, media, mistake, state, told
 from longtake.ui.uploads import remove_unused
+
+if TYPE_CHECKING:
+    from longtake.generate.source import GenerationSource
 
 _SAMPLING = ("resolution", "aspect_ratio", "num_frames", "num_steps", "guidance", "seed")
 FIELDS = ("model", "prompt", "negative", "ref", "lora", "lora_scale", "lora_more", "num_sample", *_SAMPLING)
@@ -70,10 +71,11 @@ def _prompt(form: Mapping[str, Any]) -> str:
     return text
 
 
-def _source(model: str, words: tuple[str, ...] = ()) -> generation.GenerationSource:
+def _source(model: str, words: tuple[str, ...] = ()) -> GenerationSource:
+    from longtake.generate.source import resolve_source
     from longtake.presets import run_file
 
-    return generation.resolve_source(run_file(model, "inference"), list(words))
+    return resolve_source(run_file(model, "inference"), list(words))
 
 
 def usual(model: str) -> dict[str, str]:
@@ -83,14 +85,15 @@ def usual(model: str) -> dict[str, str]:
     return {name: f"{value:g}" if isinstance(value, float) else str(value or "") for name, value in found.items()}
 
 
-def looked_at(
-    words: list[str], roots: Roots, jobs: list[QueuedCommand]
-) -> tuple[generation.GenerationSource, pages.Html]:
+def looked_at(words: list[str], roots: Roots, jobs: list[QueuedCommand]) -> tuple[GenerationSource, pages.Html]:
     """What a command line asks for, checked as the command does it before a model is built, and what it will take."""
+    from longtake.generate.checks import check_request
+    from longtake.generate.requests import prompts_of
+
     source = _source(words[1], tuple(words[2:]))
-    for file in (file for prompt in generation.prompts_of(source.config) for file in prompt.refs):
+    for file in (file for prompt in prompts_of(source.config) for file in prompt.refs):
         roots.path(str(Path(file).absolute()), "reference")  # which the words of a prompt may name, in Open-Sora 1.2
-    doubts = [*source.notes, *generation.check_request(source.config)]
+    doubts = [*source.notes, *check_request(source.config)]
     option = source.config.sampling_option
     frames = "1 frame" if option.num_frames == 1 else f"{option.num_frames} frames"
     seconds = option.num_frames / source.config.fps_save
@@ -103,10 +106,12 @@ def looked_at(
     return source, pages.joined([pages.pairs(facts), lines])
 
 
-def _needs(source: generation.GenerationSource) -> list[tuple[str, str]]:
+def _needs(source: GenerationSource) -> list[tuple[str, str]]:
     """The forecast of time and memory: of the GPU that is here, or where none is of an H200."""
-    config, machine = source.config, planning.machine_named(None)
-    found = planning.forecast_videos(config, machine, 1, config.num_sample)
+    from longtake.plan.video import forecast_videos, machine_named
+
+    config, machine = source.config, machine_named(None)
+    found = forecast_videos(config, machine, 1, config.num_sample)
     parts = ", ".join(f"{name} {pages.duration(seconds)}" for name, seconds in found.parts.items() if seconds > 0.1)
     own, parts = machine.gpu.memory_gib, f" ({parts})" if parts else ""
     held, seconds = found.bytes / 2**30, found.seconds
@@ -119,7 +124,7 @@ def _needs(source: generation.GenerationSource) -> list[tuple[str, str]]:
     ]
 
 
-def _like(source: generation.GenerationSource, jobs: list[QueuedCommand]) -> QueuedCommand | None:
+def _like(source: GenerationSource, jobs: list[QueuedCommand]) -> QueuedCommand | None:
     """The last generation of as many videos of this size and of as many steps by this model."""
     asked = settings_of(source)
     alike = ("model", "resolution", "aspect_ratio", "num_frames", "num_steps", "num_sample")
@@ -145,7 +150,7 @@ def _more_adapters(roots: Roots, text: str) -> dict[str, float]:
     return found
 
 
-def settings_of(source: generation.GenerationSource) -> dict[str, Any]:
+def settings_of(source: GenerationSource) -> dict[str, Any]:
     """All that decides a video, as it was resolved."""
     config = source.config
     shown = {

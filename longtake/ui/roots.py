@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from longtake.checkpoint import list_checkpoints
+from longtake.checkpoint.runs import list_checkpoints
 from longtake.contracts import UserError, visible
 from longtake.data.clips.formats import CLIP_SUFFIXES
 from longtake.data.clips.video import is_image

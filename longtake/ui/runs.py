@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from longtake import pages, train, watch
-from longtake.checkpoint import list_checkpoints
+from longtake import pages
+from longtake.checkpoint.runs import list_checkpoints
 from longtake.contracts import UserError
 from longtake.evaluate.validation import FOLDER as VIDEOS
 from longtake.presets import presets
-from longtake.track import METRICS_FILE
+from longtake.track.trackers import METRICS_FILE
 from longtake.train.report import mean_loss
 from longtake.train.run_file import CONFIG_FILE
 from longtake.ui.queue import Queue, QueuedCommand
 from longtake.ui.roots import Roots
 from longtake.ui.shown import box, clear_on_change, frame, keep_fresh, mistake, queue_table, state, told
+
+if TYPE_CHECKING:
+    from longtake.watch.alarms import Alarm
 
 _MOST_JOBS = 12
 _SECONDS = 10  # between two drawings of a run that trains
@@ -36,11 +39,14 @@ class Runs:
 
     def shown(self, name: str) -> str:
         """Figures and curves of a run as it stands."""
+        from longtake.train.asking import is_training
+        from longtake.train.report import read_record, run_sections
+
         if not name:
             return _NO_RUN
         try:
             run = self.roots.path(name, "run")
-            record = train.read_record(run)
+            record = read_record(run)
         except (UserError, OSError) as error:
             return mistake(error)
         last = record.config.max_steps
@@ -49,41 +55,52 @@ class Runs:
             ("loss, mean of the last steps", pages.number(mean_loss(record.lines))),
             ("trained for", pages.duration(record.total_seconds)),
             ("samples that could not be loaded", f"{len(record.lost):,}"),
-            ("state", "trains" if train.is_training(run) else "rests"),
+            ("state", "trains" if is_training(run) else "rests"),
         ]
-        curves, *rest = train.run_sections(record)
+        curves, *rest = run_sections(record)
         curves = pages.Html(_TOO_FEW.sub("", curves))
         folded = pages.folded("data, time, settings, how to go on", pages.joined(rest))
         return box(_alarms(run), pages.tiles(figures), curves, folded)
 
     def samples(self, name: str) -> str:
         """The page of a run's validations: checkpoints by prompts, and two side by side."""
+        from longtake.watch.page import write_page
+
         run = self.roots.path(name, "run")
         if not any((run / place).is_dir() for place in (VIDEOS, f"watch/{VIDEOS}")):
             raise UserError(f"{run.name}: has no samples; train it with validate_every, or run `longtake watch {run}`")
-        return frame(watch.write_page(run), "samples")
+        return frame(write_page(run), "samples")
 
     def compared(self, name: str, other: str) -> str:
+        from longtake.train.compare import write_comparison
+        from longtake.train.report import read_record
+
         runs = [self.roots.path(one, "run") for one in (name, other)]
         page = self.roots.own / "pages" / "comparison.html"
         page.parent.mkdir(parents=True, exist_ok=True)
-        train.write_comparison(page, [train.read_record(run) for run in runs])
+        write_comparison(page, [read_record(run) for run in runs])
         return frame(page)
 
     def ask(self, name: str, what: str) -> str:
-        return train.ask_run(self.roots.path(name, "run"), what)
+        from longtake.train.asking import ask_run
+
+        return ask_run(self.roots.path(name, "run"), what)
 
     def go_on(self, name: str, steps: str | None) -> str:
         """Puts a run's training on the queue, up to `steps` where there are some."""
+        from longtake.train.asking import is_training
+        from longtake.train.config import RunWithoutTable
+        from longtake.train.run_file import read_run
+
         run, text = self.roots.path(name, "run"), (steps or "").strip()
-        if train.is_training(run):
+        if is_training(run):
             raise UserError(f"{run}: trains already; stop it first")
         if not (run / CONFIG_FILE).is_file():
             raise UserError(f"{run}: is no run; choose one, or put a run file on the queue below")
         made = max((info.step for info in list_checkpoints(run) if info.complete), default=0)
         if text and not (re.fullmatch("[0-9]{1,9}", text) and int(text) > made):
             raise UserError(f"until step {text!r}: give a whole number above {made}, the step of the newest checkpoint")
-        last = train.read_run(str(run), schema=train.RunWithoutTable).value.max_steps if text else None
+        last = read_run(str(run), schema=RunWithoutTable).value.max_steps if text else None
         if last is not None and int(text) < last:
             raise UserError(
                 f"until step {text}: below max_steps = {last} of the run, whose schedule would change; leave it empty "
@@ -122,25 +139,28 @@ class Runs:
 
 
 def _with_alarms(name: str, run: Path) -> str:
-    kinds = dict.fromkeys(alarm.kind for alarm in watch.read_alarms(run))
+    from longtake.watch.telling import read_alarms
+
+    kinds = dict.fromkeys(alarm.kind for alarm in read_alarms(run))
     return f"{name} · ALARM: {', '.join(kinds)}" if kinds else name
 
 
 def _alarms(run: Path) -> pages.Html:
     """What `longtake watch` has raised alarm of: since when, why, what to do, and what to go back to."""
+    from longtake.watch.telling import read_alarms, way_back
 
-    def shown(alarm: watch.Alarm) -> pages.Html:
+    def shown(alarm: Alarm) -> pages.Html:
         about = f"{alarm.kind} of {alarm.subject}" if alarm.subject else alarm.kind
         said = pages.html(
             "<b>{} since step {}</b><br>{}<br>What to do: {}", about, alarm.step, alarm.reason, alarm.advice
         )
-        back = watch.way_back(run, alarm)
+        back = way_back(run, alarm)
         if back is None:
             return pages.html('<div class="alarm">{}<br>No checkpoint is left from before it.</div>', said)
         place = pages.html("Go back to step {}: <code>{}</code>", *back)
         return pages.html('<div class="alarm">{}<br>{}</div>', said, place)
 
-    return pages.joined(shown(alarm) for alarm in watch.read_alarms(run))
+    return pages.joined(shown(alarm) for alarm in read_alarms(run))
 
 
 def build(roots: Roots, queue: Queue) -> None:

@@ -16,19 +16,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from longtake import models, parallel
 from longtake.contracts import Conditions, UserError, in_one_line
-from longtake.diffusion import build_objective
-from longtake.encoders import Autoencoder, LearnedTextEncoder, find_encoder
+from longtake.diffusion.objective import build_objective
+from longtake.encoders.autoencoder import Autoencoder
+from longtake.encoders.files import find_encoder
 from longtake.encoders.references import autoencoder_reference, plain_section, text_reference
-from longtake.system import SystemConfig
+from longtake.encoders.text import LearnedTextEncoder
+from longtake.system.config import SystemConfig
 from longtake.system.encoders import encoder_sections, open_encoder
 from longtake.system.lora import fill
 from longtake.system.pretrained import open_pretrained
 from longtake.verification.release import checksum, public_name, weight_files
 from longtake.verification.report import GRADIENT_LIMIT, OUTPUT_LIMIT, PartResult
-from longtake.weights import ModelWeights, WeightFiles
 from longtake.weights.conversion import ConvertedWeights
+from longtake.weights.files import WeightFiles
+from longtake.weights.model import ModelWeights
 from longtake.weights.references import ReferenceDenoiser
 
 CAPTIONS = ("a red circle moves right", "two people walk along a beach at sunset, seen from behind")
@@ -144,7 +146,9 @@ class _Inputs:
 
     @classmethod
     def draw(cls, config: SystemConfig, latent: tuple[int, ...], device: torch.device) -> _Inputs:
-        needs = models.denoiser_class(config.model).needs(config.model, latent, config.text_length)
+        from longtake.models.build import denoiser_class
+
+        needs = denoiser_class(config.model).needs(config.model, latent, config.text_length)
         tensors = {
             name: _drawn(1, *shape, seed=number, device=device) if shape[1:] else torch.full((1, *shape), 24.0)
             for number, (name, shape) in enumerate(sorted(needs.items()), 1)
@@ -205,8 +209,10 @@ def _check_denoiser(config: SystemConfig, device: torch.device) -> Found:
 
 
 def _own_names(section: Any) -> Iterable[str]:
+    from longtake.models.build import build_denoiser
+
     with torch.device("meta"):
-        return models.build_denoiser(section).state_dict()
+        return build_denoiser(section).state_dict()
 
 
 def _small_latent(config: SystemConfig) -> tuple[int, ...]:
@@ -221,12 +227,16 @@ def _small_latent(config: SystemConfig) -> tuple[int, ...]:
 
 
 def _filled_denoiser(section: Any, state: ModelWeights, device: torch.device, seed: int) -> nn.Module:
+    from longtake.models.build import build_denoiser
+    from longtake.models.initial import held_as
+    from longtake.parallel.shard import initialise_sharded
+
     with torch.device("meta"):
-        denoiser = models.build_denoiser(section)
-    parallel.initialise_sharded(denoiser, device, seed, set(state))
+        denoiser = build_denoiser(section)
+    initialise_sharded(denoiser, device, seed, set(state))
     with torch.no_grad():
         for name in state:
-            fill(denoiser, models.held_as(denoiser, name, state[name]))
+            fill(denoiser, held_as(denoiser, name, state[name]))
     return denoiser
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from longtake.contracts import UserError
 from longtake.hub import download_published, is_hub_name
-from longtake.system import SystemConfig
+from longtake.system.config import SystemConfig
 from longtake.system.encoders import encoder_sections, find_encoders
 from longtake.system.pretrained import means_checkpoint
-from longtake.weights import find_denoiser
-from longtake.weights.files import INDEX_SUFFIX
+from longtake.weights.files import INDEX_SUFFIX, find_denoiser
 
 _SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

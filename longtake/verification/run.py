@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 
 from longtake import __version__
-from longtake.config import Dialect
+from longtake.config.load import Dialect
 from longtake.contracts import UserError
-from longtake.encoders import needs_extra
-from longtake.parallel import World, start_world
+from longtake.encoders.extras import needs_extra
+from longtake.parallel.world import World, start_world
 from longtake.presets import presets
-from longtake.train import RunConfig, RunWithoutTable, read_run, words_of_stages
+from longtake.train.config import RunConfig, RunWithoutTable
+from longtake.train.run_file import read_run, words_of_stages
 from longtake.verification.parts import check_parts
 from longtake.verification.release import download_missing
 from longtake.verification.report import PartResult, TrainingResult, Verification

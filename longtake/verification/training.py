@@ -15,16 +15,17 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from longtake import plan as planning
 from longtake.contracts import Bucket, UserError
-from longtake.data import probe_table
 from longtake.data.clips.video import video_writer
+from longtake.data.probing.probe import probe_table
 from longtake.data.shapes import cover
 from longtake.durable import write_whole
-from longtake.parallel import ParallelConfig, World
+from longtake.parallel.config import ParallelConfig
+from longtake.parallel.world import World
 from longtake.plan.machine import Machine
-from longtake.track import METRICS_FILE, Gpu, read_lines
-from longtake.train import RunConfig
+from longtake.track.devices import Gpu
+from longtake.track.trackers import METRICS_FILE, read_lines
+from longtake.train.config import RunConfig
 from longtake.train.run import RunLaunch
 from longtake.verification.parts import reason_of
 from longtake.verification.report import TrainingResult
@@ -40,9 +41,11 @@ def train_steps(config: RunConfig, world: World, folder: Path, num_steps: int) -
 
     `folder`: for clips and the run's files. What ends training is told as the result's problem.
     """
+    from longtake.plan.run import plan_run
+
     device = world.device
     machine, forecast_known = _machine(device)
-    plan = planning.plan_run(config, 1, machine)
+    plan = plan_run(config, 1, machine)
     bucket = min((entry.bucket for entry in plan.entries), key=lambda one: (one.num_frames == 1, math.prod(one.shape)))
     result = TrainingResult(bucket=bucket.name, batch_size=bucket.batch_size)
     config = _short_run(config, bucket, folder, num_steps)
@@ -65,11 +68,15 @@ def train_steps(config: RunConfig, world: World, folder: Path, num_steps: int) -
 
 def _machine(device: torch.device) -> tuple[Machine, bool]:
     """The device of this process as a plan has it, and whether its speed is known."""
+    from longtake.plan.machine import CPU
+    from longtake.plan.measure import device_here, device_named
+    from longtake.plan.rates import measured_rates
+
     try:
-        name = planning.device_here(device)
-        return Machine(planning.device_named(name), measured=planning.measured_rates(name)), True
+        name = device_here(device)
+        return Machine(device_named(name), measured=measured_rates(name)), True
     except UserError:
-        return Machine(Gpu(planning.CPU, planning.CPU, 1e11, 64, 1e10, 1e10)), False
+        return Machine(Gpu(CPU, CPU, 1e11, 64, 1e10, 1e10)), False
 
 
 def _short_run(config: RunConfig, bucket: Bucket, folder: Path, num_steps: int) -> RunConfig:
@@ -148,6 +155,9 @@ def _with_lines(
     result: TrainingResult, lines: list[dict[str, Any]], config: RunConfig, machine: Machine | None
 ) -> TrainingResult:
     """The result with what the log says: losses, the time of a step, and the forecast of the buckets that ran."""
+    from longtake.plan.logged import compare_with_log
+    from longtake.plan.run import plan_run
+
     losses = [float(line["loss"]) for line in lines]  # JSON has nan as a text
     if not losses:
         return replace(result, problem=result.problem or "no step was made")
@@ -161,10 +171,10 @@ def _with_lines(
     )
     if machine is None:
         return result
-    plan = planning.plan_run(config, 1, machine)
+    plan = plan_run(config, 1, machine)
     ran = {name for line in lines for name in line["buckets"]}
     entries = {bucket.entry for bucket in plan.work.rule.buckets if bucket.name in ran}
     memory = max((entry.memory.total for entry in plan.entries if entry.bucket.entry in entries), default=None)
-    compared = planning.compare_with_log(plan, lines, range(lines[0]["step"], lines[0]["step"] + _WARM_UP))
+    compared = compare_with_log(plan, lines, range(lines[0]["step"], lines[0]["step"] + _WARM_UP))
     forecast = None if compared is None else round(seconds / compared.middle, 5)
     return replace(result, forecast_seconds=forecast, forecast_bytes=memory if result.peak_bytes else None)

@@ -13,22 +13,29 @@ from typing import Any
 
 import numpy as np
 
-from longtake.checkpoint import RunState, list_checkpoints
+from longtake.checkpoint.runs import list_checkpoints
+from longtake.checkpoint.state import RunState
 from longtake.contracts import UserError
-from longtake.data import ClipError, open_clips, read_frames, read_image
 from longtake.data.clips.animation import is_still
 from longtake.data.clips.transforms import fit_frame
+from longtake.data.clips.video import ClipError, read_frames, read_image
+from longtake.data.tables.mix import open_clips
 from longtake.durable import write_whole
-from longtake.evaluate import LOSSES_FILE, Validation, plan_validation
+from longtake.evaluate.config import LOSSES_FILE
 from longtake.evaluate.metrics import SeenVideo, figures, means, video_figures
-from longtake.generate import Video, open_system, read_video, resolve_source
-from longtake.generate.source import load_weights
-from longtake.parallel import BucketPeers, ParallelConfig, World
+from longtake.evaluate.validation import Validation, plan_validation
+from longtake.generate.requests import Video
+from longtake.generate.run import open_system, read_video
+from longtake.generate.source import load_weights, resolve_source
+from longtake.parallel.config import ParallelConfig
+from longtake.parallel.degrees import BucketPeers
+from longtake.parallel.world import World
 from longtake.random import hash64
 from longtake.small_files import parse_json
-from longtake.system import System
-from longtake.track import make_console, read_lines, task_progress
-from longtake.train import RunConfig
+from longtake.system.build import System
+from longtake.track.progress import make_console, task_progress
+from longtake.track.trackers import read_lines
+from longtake.train.config import RunConfig
 from longtake.train.heldout import HeldOut
 from longtake.train.inputs import RunData, Table, open_held_out, open_held_out_table
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from longtake import pages
-from longtake.data import ClipError
+from longtake.data.clips.video import ClipError
 from longtake.durable import write_whole
 from longtake.evaluate.validation import FOLDER as VIDEOS
-from longtake.generate import read_video
+from longtake.generate.run import read_video
 from longtake.report import render
 from longtake.watch.judging import FOLDER, lines_of_both
 from longtake.watch.telling import read_alarms, told

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 
-from longtake.checkpoint import list_checkpoints
-from longtake.track import read_lines
+from longtake.checkpoint.runs import list_checkpoints
+from longtake.track.trackers import read_lines
 from longtake.train.run_file import CONFIG_FILE
 from longtake.watch.alarms import Alarm
 

@@ -16,17 +16,20 @@ from typing import Any
 import torch
 
 from longtake import locks
-from longtake.checkpoint import CheckpointInfo, held, leased, list_checkpoints
+from longtake.checkpoint.leases import leased
+from longtake.checkpoint.runs import CheckpointInfo, held, list_checkpoints
 from longtake.contracts import UserError
 from longtake.durable import write_whole
-from longtake.evaluate import plan_validation
-from longtake.generate import Video, read_video
-from longtake.parallel import World, start_world
-from longtake.track import METRICS_FILE, WANDB_ID_FILE, TrackedRun, TrackedVideo, Trackers
-from longtake.train import RunConfig, RunWithoutTable, is_training, read_run
-from longtake.train.health import read_launches
+from longtake.evaluate.validation import plan_validation
+from longtake.generate.requests import Video
+from longtake.generate.run import read_video
+from longtake.parallel.world import World, start_world
+from longtake.track.trackers import METRICS_FILE, WANDB_ID_FILE, TrackedRun, TrackedVideo, Trackers
+from longtake.train.asking import is_training
+from longtake.train.config import RunConfig, RunWithoutTable
+from longtake.train.health.launches import read_launches
 from longtake.train.heldout import curves
-from longtake.train.run_file import CONFIG_FILE
+from longtake.train.run_file import CONFIG_FILE, read_run
 from longtake.watch.alarms import Curves, find_alarms
 from longtake.watch.judging import FOLDER, Judge, for_one_process, lines_of, lines_of_both, steps_saved, write_lines
 from longtake.watch.page import write_page

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from longtake.models import CogVideoX
+from longtake.models.cogvideox import CogVideoX
 from longtake.models.cogvideox_config import published_config
 from longtake.weights.format import Form, Format, Growth, Naming, WeightLayout
 from longtake.weights.lora import DIFFUSERS_STYLE, KOHYA, PEFT

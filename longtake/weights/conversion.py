@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.models import build_denoiser
+from longtake.models.build import build_denoiser
 from longtake.weights.format import Format, Rope, Shape, WeightLayout, matches
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from longtake.models import MMDiT
+from longtake.models.mmdit import MMDiT
 from longtake.weights.format import Format, Growth, Naming, WeightLayout
 from longtake.weights.lora import DIFFUSERS_STYLE, KOHYA, PEFT
 

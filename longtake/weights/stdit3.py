@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longtake.models import STDiT3
+from longtake.models.stdit3 import STDiT3
 from longtake.models.stdit3_config import published_config
 from longtake.models.stdit3_inputs import frame_frequencies
 from longtake.weights.format import Form, Format, Growth, Naming, Shape, WeightLayout

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from longtake.models import TTTVideo
+from longtake.models.ttt_video import TTTVideo
 from longtake.weights.cogvideox import BLOCK, LAYERS, MODULATIONS, SAT_LAYERS
 from longtake.weights.format import Form, Format, Growth, Naming, WeightLayout
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from longtake.models import Wan
+from longtake.models.wan import Wan
 from longtake.models.wan_config import official_config, published_config
 from longtake.weights.format import Format, Naming, Shape, WeightLayout
 from longtake.weights.lora import DIFFUSERS_STYLE, KOHYA, PEFT

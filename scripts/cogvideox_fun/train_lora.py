@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 from longtake.cli import main
-from longtake.dialects import CogVideoXFun
+from longtake.dialects.cogvideox_fun import CogVideoXFun
 
 if __name__ == "__main__":
     main(["train", *sys.argv[1:]], CogVideoXFun("train_lora"))

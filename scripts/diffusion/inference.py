@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 from longtake.cli import main
-from longtake.dialects import OpenSora
+from longtake.dialects.opensora_v2 import OpenSora
 
 if __name__ == "__main__":
     main(["generate", *sys.argv[1:]], OpenSora())

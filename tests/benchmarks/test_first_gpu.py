@@ -20,10 +20,12 @@ import pytest
 import torch
 from xdist.workermanage import NodeManager
 
-from longtake.plan import Machine, plan_run
+from longtake.plan.machine import Machine
+from longtake.plan.run import plan_run
 from longtake.presets import run_file
-from longtake.track import gpu_named
-from longtake.train import RunConfig, RunWithoutTable, read_run
+from longtake.track.devices import gpu_named
+from longtake.train.config import RunConfig, RunWithoutTable
+from longtake.train.run_file import read_run
 
 ROOT = Path(__file__).parents[2]
 MIB, GIB = 2**20, 2**30
@@ -216,7 +218,7 @@ def test_a_job_or_result_file_that_is_not_there_is_refused(words: list[str], tmp
 def test_rates_come_from_timed_jobs_and_are_those_of_a_plan(
     runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from longtake.plan import Rates, keep_rates, measured_rates
+    from longtake.plan.rates import Rates, keep_rates, measured_rates
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     keep_rates("h100", Rates(7e14, {128: (5e14, 4e14)}, 1e14, 3e12, None, 5e10, 4e-6, "measured"))

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from longtake.buckets import BucketDraw, BucketLaw, Columns, Timing, Unused, register_law
-from longtake.buckets.protocol import KIND
+from longtake.buckets.assignment import register_law
+from longtake.buckets.protocol import KIND, BucketDraw, BucketLaw, Columns, Timing, Unused
 from longtake.contracts import Bucket
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from longtake.buckets import BucketRule, OrderInputs
+from longtake.buckets.assignment import BucketRule
+from longtake.buckets.inputs import OrderInputs
 
 _GOLDEN = Path(__file__).parents[1] / "golden"
 

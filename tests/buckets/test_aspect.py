@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from longtake.buckets import aspect_table, closest_ratio, frame_size, num_pixels
+from longtake.buckets.aspect import aspect_table, closest_ratio, frame_size, num_pixels
 from longtake.contracts import UserError
 from tests.buckets.tables import golden
 

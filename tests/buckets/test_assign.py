@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from longtake.buckets import BucketRule, Unused, assign, keyed_draw
+from longtake.buckets.assignment import BucketRule, assign
+from longtake.buckets.protocol import Unused, keyed_draw
 from tests.buckets.tables import clip_columns, column, golden, rule
 
 IDS = golden("bucket_ids.json")

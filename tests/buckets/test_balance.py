@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longtake.buckets import CostModel, OrderInputs, fit_cost, plan_pass
-from longtake.buckets.mix import balance_window, fill_windows
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.mix import CostModel, balance_window, fill_windows, fit_cost
+from longtake.buckets.order import plan_pass
 from longtake.contracts import LatentShape, UserError
 from tests.buckets.tables import inputs
 from tests.buckets.test_order import digests, steps, through_json, trained

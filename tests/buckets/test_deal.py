@@ -6,7 +6,8 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longtake.buckets import Forward, deal, plan_pass, step_digest
+from longtake.buckets.dealing import Forward, deal, step_digest
+from longtake.buckets.order import plan_pass
 from longtake.contracts import Bucket, Slot
 from tests.buckets.tables import inputs
 

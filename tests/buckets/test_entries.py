@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from longtake.buckets import BucketRule, bucket_config_faults
+from longtake.buckets.assignment import BucketRule
+from longtake.buckets.entries import bucket_config_faults
 from longtake.contracts import UserError
 
 PAIRS = "(keep probability, batch size)"

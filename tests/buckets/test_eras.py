@@ -11,7 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longtake.buckets import BucketRule, CostModel, OrderInputs, PassOrder, Unused, assign, keyed_draw, plan_pass
+from longtake.buckets.assignment import BucketRule, assign
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.mix import CostModel
+from longtake.buckets.order import PassOrder, plan_pass
+from longtake.buckets.protocol import Unused, keyed_draw
 from longtake.contracts import LatentShape, UserError
 from longtake.random import sample_keys
 from tests.buckets.tables import clip_columns, inputs, rule

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from longtake.buckets import frame_interval
+from longtake.buckets.assignment import frame_interval
 from tests.buckets.tables import column, golden
 
 

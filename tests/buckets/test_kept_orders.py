@@ -7,7 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtake.buckets import OrderInputs, PassOrder, kept_orders, plan_kept, plan_pass, step_digest
+from longtake.buckets import kept_orders
+from longtake.buckets.dealing import step_digest
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.kept_orders import plan_kept
+from longtake.buckets.order import PassOrder, plan_pass
 from tests.buckets.tables import inputs, rule
 
 

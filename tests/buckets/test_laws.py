@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from longtake.buckets import BucketRule, Unused, aspect_table, assign, closest_ratio, frame_size, keyed_draw, num_pixels
-from longtake.buckets.aspect import ratio_weights
+from longtake.buckets.aspect import aspect_table, closest_ratio, frame_size, num_pixels, ratio_weights
+from longtake.buckets.assignment import BucketRule, assign
+from longtake.buckets.protocol import Unused, keyed_draw
 from longtake.contracts import UserError
 from tests.buckets.tables import clip_columns, column, golden
 

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longtake.buckets import fill_window
-from longtake.buckets.mix import fill_windows
+from longtake.buckets.mix import fill_window, fill_windows
 from tests.precision import within
 
 LEFT = st.lists(st.integers(0, 60), min_size=1, max_size=12).filter(any)

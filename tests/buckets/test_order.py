@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longtake.buckets import OrderInputs, PassOrder, plan_pass, step_digest
+from longtake.buckets.dealing import step_digest
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.order import PassOrder, plan_pass
 from longtake.contracts import Slot, UserError
 from tests.buckets.tables import CONFIG, clip_columns, inputs, rule
 

@@ -9,13 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longtake.buckets import (
-    Columns,
-    OrderInputs,
-    keyed_draw,
-    plan_pass,
-)
-from longtake.buckets.protocol import KIND
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.order import plan_pass
+from longtake.buckets.protocol import KIND, Columns, keyed_draw
 from longtake.contracts import UserError
 from tests.buckets.own_law import TokenBudget
 from tests.buckets.tables import inputs

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from longtake.buckets import plan_pass
+from longtake.buckets.order import plan_pass
 from longtake.contracts import UserError
 from tests.buckets.tables import inputs
 

@@ -6,7 +6,10 @@ import re
 import numpy as np
 import pytest
 
-from longtake.buckets import OrderInputs, Unused, choose_held_back, plan_pass
+from longtake.buckets.held_back import choose_held_back
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.order import plan_pass
+from longtake.buckets.protocol import Unused
 from longtake.contracts import UserError
 from tests.buckets.tables import inputs, rule
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtake.buckets import open_order, order_summary, plan_pass, write_order
+from longtake.buckets.order import open_order, order_summary, plan_pass, write_order
 from tests.buckets.tables import inputs, rule
 from tests.buckets.test_order import digests, through_json
 

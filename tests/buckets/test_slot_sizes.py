@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longtake.buckets import CostModel, OrderInputs, deal, plan_pass
+from longtake.buckets.dealing import deal
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.mix import CostModel
+from longtake.buckets.order import plan_pass
 from longtake.contracts import Bucket, LatentShape, Slot
 from tests.buckets.tables import inputs
 from tests.buckets.test_order import digests, steps, through_json, trained

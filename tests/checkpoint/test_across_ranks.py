@@ -18,16 +18,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from longtake.checkpoint import (
-    Frozen,
-    keep_frozen,
-    list_checkpoints,
-    load_tensors,
-    read_state,
-    restore_frozen,
-    save_checkpoint,
-    verify,
-)
+from longtake.checkpoint.folder import read_state, verify
+from longtake.checkpoint.frozen import keep_frozen, restore_frozen
+from longtake.checkpoint.load import load_tensors
+from longtake.checkpoint.runs import list_checkpoints
+from longtake.checkpoint.save import save_checkpoint
+from longtake.checkpoint.state import Frozen
 from longtake.contracts import UserError
 from tests.forks import on_processes
 

@@ -21,7 +21,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import longtake
-from longtake.checkpoint import BackgroundSaver, list_checkpoints, load_tensors, read_state, save_checkpoint, verify
+from longtake.checkpoint.background import BackgroundSaver
+from longtake.checkpoint.folder import read_state, verify
+from longtake.checkpoint.load import load_tensors
+from longtake.checkpoint.runs import list_checkpoints
+from longtake.checkpoint.save import save_checkpoint
 from longtake.checkpoint.writer import write_shard
 from longtake.contracts import UserError
 from tests.forks import Forked, on_processes
@@ -194,7 +198,7 @@ def test_a_writer_that_is_killed_is_told_and_leaves_nothing(saver: BackgroundSav
 
 KILLED = """
     import os, signal, sys, torch
-    from longtake.checkpoint import BackgroundSaver, writer
+    from longtake.checkpoint.background import BackgroundSaver; from longtake.checkpoint import writer
     writer.__file__ = sys.argv[2]
     saver = BackgroundSaver()
     saver.save(sys.argv[1], 0, 1, {"model.w": torch.ones(3)}, {})

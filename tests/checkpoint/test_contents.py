@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from longtake.checkpoint import inspect, save_checkpoint
+from longtake.checkpoint.contents import inspect
+from longtake.checkpoint.save import save_checkpoint
 from longtake.contracts import UserError
 from longtake.system.export import export_weights
 

@@ -12,12 +12,14 @@ from huggingface_hub import load_torch_model
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from longtake.checkpoint import Clock, RunState, hold, resolve, retain, save_checkpoint
 from longtake.checkpoint import export as export_module
+from longtake.checkpoint.runs import hold, resolve, retain
+from longtake.checkpoint.save import save_checkpoint
+from longtake.checkpoint.state import Clock, RunState
 from longtake.contracts import UserError
-from longtake.system import export_model
-from longtake.system.export import export_weights
-from longtake.weights import MOST_FILE_BYTES, ModelWeights, WeightFiles
+from longtake.system.export import export_model, export_weights
+from longtake.weights.files import MOST_FILE_BYTES, WeightFiles
+from longtake.weights.model import ModelWeights
 from longtake.weights.stdit3 import FORMAT
 from tests.checkpoint.test_contents import EMA, TENSORS
 from tests.models.golden_stdit3 import FOLDER as STDIT3

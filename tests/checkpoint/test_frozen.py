@@ -10,7 +10,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from longtake.checkpoint import Clock, RunState, keep_frozen, restore_frozen, save_checkpoint
+from longtake.checkpoint.frozen import keep_frozen, restore_frozen
+from longtake.checkpoint.save import save_checkpoint
+from longtake.checkpoint.state import Clock, RunState
 from longtake.contracts import UserError
 from longtake.system.export import export_weights
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from longtake.checkpoint import leased, leases, retain
-from longtake.checkpoint.leases import is_leased
+from longtake.checkpoint import leases
+from longtake.checkpoint.leases import is_leased, leased
+from longtake.checkpoint.runs import retain
 
 
 @pytest.fixture

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from longtake.checkpoint import checkpoint_path, list_checkpoints, resolve, retain, save_checkpoint, verify
+from longtake.checkpoint.folder import checkpoint_path, verify
+from longtake.checkpoint.runs import list_checkpoints, resolve, retain
+from longtake.checkpoint.save import save_checkpoint
 from longtake.contracts import UserError
 
 

@@ -14,17 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from longtake.checkpoint import (
-    is_complete,
-    list_checkpoints,
-    load,
-    load_tensors,
-    read_state,
-    retain,
-    save_checkpoint,
-    verify,
-)
+from longtake.checkpoint import load
+from longtake.checkpoint.folder import is_complete, read_state, verify
 from longtake.checkpoint.layout import Piece, deal_into_files
+from longtake.checkpoint.load import load_tensors
+from longtake.checkpoint.runs import list_checkpoints, retain
+from longtake.checkpoint.save import save_checkpoint
 from longtake.contracts import UserError
 from tests import forks
 
@@ -145,7 +140,7 @@ def test_a_killed_save_does_not_exist_and_the_next_save_clears_it_away(saved):
     program = """
         import os, signal, sys, torch
         import longtake.checkpoint.writer as writer
-        from longtake.checkpoint import save_checkpoint
+        from longtake.checkpoint.save import save_checkpoint
         write = writer.write_whole
         def killed_at_the_marker(path, content):
             os.kill(os.getpid(), signal.SIGKILL) if path.name == "COMPLETE" else write(path, content)

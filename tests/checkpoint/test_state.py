@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from longtake.checkpoint import Clock, Frozen, RunState, Samples, SlotSizes, save_checkpoint
+from longtake.checkpoint.save import save_checkpoint
+from longtake.checkpoint.state import Clock, Frozen, RunState, Samples, SlotSizes
 from longtake.contracts import UserError
 
 STATE = RunState(

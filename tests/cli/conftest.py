@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from longtake.cli import main
-from longtake.train import Outcome
+from longtake.train.run import Outcome
 from tests.generate.runs import make_run
 
 Answer = tuple[int, str, str]  # exit code, stdout, stderr

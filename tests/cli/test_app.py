@@ -78,7 +78,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("longtake.train.train_all", fail)
+    monkeypatch.setattr("longtake.train.curriculum.train_all", fail)
 
 
 def test_a_mistake_is_one_sentence_and_status_2(mistake, monkeypatch: pytest.MonkeyPatch):

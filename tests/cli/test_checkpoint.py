@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from longtake.generate import resolve_source
-from longtake.train import Outcome
+from longtake.generate.source import resolve_source
+from longtake.train.run import Outcome
 
 
 @pytest.fixture

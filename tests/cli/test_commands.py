@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 import typer
 
-from longtake import generate, train
 from longtake.cli.app import app
 from longtake.cli.launch import with_verb
+from longtake.generate.read import read_generation
+from longtake.generate.source import resolve_source
 from longtake.presets import find_preset
-from longtake.system import export_model
-from longtake.train import Outcome
-from longtake.train.run_file import read_curriculum
+from longtake.system.export import export_model
+from longtake.train.config import RunWithoutTable
+from longtake.train.run import Outcome
+from longtake.train.run_file import keys_of_generation, read_curriculum, read_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -103,13 +105,13 @@ def test_a_command_of_the_pages_is_understood(line: str, place: Path) -> None:
         return
     source = str(find_preset(run, "inference" if verb == "generate" else "train") or run)
     if verb == "generate":
-        generate.resolve_source(source, overrides)
-    elif train.keys_of_generation(Path(source)):
-        generate.read_generation(Path(source), overrides)
+        resolve_source(source, overrides)
+    elif keys_of_generation(Path(source)):
+        read_generation(Path(source), overrides)
     else:
         staged = read_curriculum(source) if "--stage" not in overrides else None
         own_stage = [] if staged is None else ["--stage", staged.stages[0].name]
-        train.read_run(source, [*overrides, *own_stage], train.RunWithoutTable)
+        read_run(source, [*overrides, *own_stage], RunWithoutTable)
 
 
 # As written -> what fills it in the working directory above; None: too long to run, it is only read.

@@ -46,7 +46,9 @@ def test_rate_that_a_schedule_replaces_is_not_shown(longtake) -> None:
 
 def test_a_terminal_shows_the_same_as_a_table(longtake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     screen = io.StringIO()
-    monkeypatch.setattr("longtake.track.make_console", lambda: Console(file=screen, force_terminal=True, width=60))
+    monkeypatch.setattr(
+        "longtake.track.progress.make_console", lambda: Console(file=screen, force_terminal=True, width=60)
+    )
     code, _, _ = longtake("config", "show", write(tmp_path), "--optim.betas", "(0.5, 0.75)")
     assert code == 0
     assert "data_path" in screen.getvalue()

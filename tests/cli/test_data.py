@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from longtake.cli import console
-from longtake.data import ClipTable
 from longtake.data.shapes import make_shapes
+from longtake.data.tables.table import ClipTable
 
 
 @pytest.fixture

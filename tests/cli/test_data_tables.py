@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from longtake.data import ClipTable, probe_table
+from longtake.data.probing.probe import probe_table
 from longtake.data.shapes import make_shapes
+from longtake.data.tables.table import ClipTable
 from tests.pages import Page
 from tests.train.runs import write_config
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from longtake.demo import DemoOutcome
+from longtake.demo.run import DemoOutcome
 
 
 @pytest.mark.parametrize(("report", "status"), [(Path("report.html"), 0), (None, 130)])
@@ -17,7 +17,7 @@ def test_the_folder_may_stand_anywhere_among_the_overrides(
         asked.append((folder, overrides))
         return DemoOutcome(folder, report=report)
 
-    monkeypatch.setattr("longtake.demo.run_demo", fake)
+    monkeypatch.setattr("longtake.demo.start.run_demo", fake)
     for words in (
         ("--folder", "x", "--lr", "1", "--max-steps", "-1"),
         ("--lr", "1", "--folder", "x", "--max-steps", "-1"),
@@ -30,12 +30,15 @@ def test_the_folder_may_stand_anywhere_among_the_overrides(
 def test_the_default_place_is_outputs_demo(longtake, monkeypatch: pytest.MonkeyPatch):
     asked = []
     monkeypatch.setattr(
-        "longtake.demo.run_demo", lambda folder, *rest, system: asked.append((folder, system)) or DemoOutcome(folder)
+        "longtake.demo.start.run_demo",
+        lambda folder, *rest, system: asked.append((folder, system)) or DemoOutcome(folder),
     )
     longtake("demo")
     longtake("demo", "--system", "cogvideox_fun")
     assert asked == [(Path("outputs/demo"), "shapes"), (Path("outputs/demo_cogvideox_fun"), "cogvideox_fun")]
-    monkeypatch.setattr("longtake.demo.run_all", lambda folder, *rest: asked.append(folder) or DemoOutcome(folder))
+    monkeypatch.setattr(
+        "longtake.demo.together.run_all", lambda folder, *rest: asked.append(folder) or DemoOutcome(folder)
+    )
     longtake("demo", "--system", "all")
     assert asked[2:] == [Path("outputs")]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtake.data import write_image, write_video
-from longtake.train import Outcome
+from longtake.data.clips.video import write_image, write_video
+from longtake.train.run import Outcome
 
 RED = "a red circle [moves] left, slowly"
 CONFIGS = Path(__file__).parents[2] / "configs"

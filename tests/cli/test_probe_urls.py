@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from longtake.data import ClipTable, write_video
+from longtake.data.clips.video import write_video
+from longtake.data.tables.table import ClipTable
 from tests.data.made_clips import noise_frames
 from tests.data.servers import file_server
 from tests.train.runs import run_command

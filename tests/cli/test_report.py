@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from longtake.train import Outcome
+from longtake.train.run import Outcome
 from tests.pages import Page
 
 

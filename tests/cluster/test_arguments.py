@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from longtake.cluster import Host, Launch, forwarded, name_and_folder, show
+from longtake.cluster.arguments import Host, forwarded, name_and_folder
 from longtake.cluster.connection import BOOTSTRAP, program_source, ssh_command
+from longtake.cluster.launch import Launch, show
 from longtake.contracts import UserError
 from tests.train.runs import PATIENCE_SECONDS
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from longtake.cluster import Cause, HostEnd, diagnose
+from longtake.cluster.diagnosis import Cause, HostEnd, diagnose
 
 STEP = "step 340/1000  loss 0.41  grad_norm 1.2"
 PEER = [

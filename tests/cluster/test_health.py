@@ -19,7 +19,8 @@ from urllib.error import HTTPError
 import numpy as np
 import pytest
 
-from longtake import cluster
+from longtake.cluster.health import METRICS, MONITORING, RunHealth, exposition, node_samples
+from longtake.cluster.metrics_server import exporter
 from longtake.cluster.scores import Scores
 from longtake.contracts import UserError
 from tests.cluster.servers import Site
@@ -103,12 +104,12 @@ def run(tmp_path: Path) -> Path:
 
 def _figures(samples: Iterator[Any]) -> dict[str, float]:
     """By name and labels: `longtake_seconds part="wait"`."""
-    found = re.findall(r'^(\w+)\{run="r",?(.*)\} (\S+)$', cluster.exposition(samples, "r"), re.MULTILINE)
+    found = re.findall(r'^(\w+)\{run="r",?(.*)\} (\S+)$', exposition(samples, "r"), re.MULTILINE)
     return {f"{name} {labels}".strip(): float(value) for name, labels, value in found}
 
 
 def test_the_figures_of_a_run_are_those_of_its_files(run: Path) -> None:
-    watched = cluster.RunHealth(run)
+    watched = RunHealth(run)
     found = _figures(watched.samples())
     assert found["longtake_step"] == LAST
     assert found["longtake_step_seconds"] == 2.0
@@ -131,7 +132,7 @@ def test_the_figures_of_a_run_are_those_of_its_files(run: Path) -> None:
 
 
 def test_a_node_that_does_not_answer_costs_its_own_figures_only() -> None:
-    found = _figures(cluster.node_samples(_Nodes(), "/"))
+    found = _figures(node_samples(_Nodes(), "/"))
     assert (found['longtake_node_up node="node1"'], found['longtake_node_up node="node2"']) == (1, 0)
     assert [name for name in found if "node2" in name] == ['longtake_node_up node="node2"']
     on = 'node="node1",gpu="0"'
@@ -154,24 +155,24 @@ def test_figures_come_from_real_nodes(run: Path, place: Site, capsys: Any) -> No
 
 
 def test_board_and_alerts_ask_for_what_is_told_and_all_that_has_a_meaning_is_told(run: Path) -> None:
-    samples = [*cluster.RunHealth(run).samples(), *cluster.node_samples(_Nodes(), "/")]
-    assert {sample.name for sample in samples} == cluster.METRICS.keys()
+    samples = [*RunHealth(run).samples(), *node_samples(_Nodes(), "/")]
+    assert {sample.name for sample in samples} == METRICS.keys()
     labels = {sample.name: {"run", *sample.labels} for sample in samples}
-    board = json.loads((cluster.MONITORING / "board.json").read_text())
+    board = json.loads((MONITORING / "board.json").read_text())
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked += [str(variable["query"]) for variable in board["templating"]["list"]]
-    asked += re.findall(r"expr: (.*?)\n +(?:for|labels):", (cluster.MONITORING / "alerts.yaml").read_text(), re.DOTALL)
+    asked += re.findall(r"expr: (.*?)\n +(?:for|labels):", (MONITORING / "alerts.yaml").read_text(), re.DOTALL)
     assert len(asked) > 30
     names = set(re.findall(r"\blongtake_\w+", " ".join(asked)))
-    assert names <= cluster.METRICS.keys()
+    assert names <= METRICS.keys()
     assert len(names) > 20
     for name, inside in re.findall(r"(longtake_\w+)\{(.*?)\}", " ".join(asked)):
         assert set(re.findall(r"(\w+)[=!]", inside)) <= labels[name], name
 
 
 def test_prometheus_is_answered_on_loopback(run: Path) -> None:
-    watched = cluster.RunHealth(run)
-    with cluster.exporter("127.0.0.1:0", lambda: cluster.exposition(watched.samples(), run.name)) as server:
+    watched = RunHealth(run)
+    with exporter("127.0.0.1:0", lambda: exposition(watched.samples(), run.name)) as server:
         address = f"http://127.0.0.1:{server.server_port}"
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
@@ -186,8 +187,8 @@ def test_prometheus_is_answered_on_loopback(run: Path) -> None:
 
 
 def test_exporter_slow_clients_hold_up_nobody_and_are_closed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = cluster.RunHealth(run)
-    with cluster.exporter("127.0.0.1:0", lambda: cluster.exposition(watched.samples(), run.name)) as server:
+    watched = RunHealth(run)
+    with exporter("127.0.0.1:0", lambda: exposition(watched.samples(), run.name)) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
             slow = [socket.create_connection(server.server_address[:2], PATIENCE_SECONDS) for _ in range(100)]
@@ -217,10 +218,10 @@ def _is_closed_while_it_sends(client: socket.socket) -> bool:
 
 def test_mistakes_are_told_in_a_sentence(run: Path, tmp_path: Path, capsys: Any) -> None:
     with pytest.raises(UserError, match=r"--listen 9400x: .*; write HOST:PORT"):
-        cluster.exporter("9400x", str)
+        exporter("9400x", str)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="no run has begun its steps there"):
-        cluster.RunHealth(tmp_path / "empty")
+        RunHealth(tmp_path / "empty")
     code, said, _ = run_command(capsys, ["health", run, "--once"])
     assert code == 0
     assert "longtake_goodput_ratio" in said
@@ -230,14 +231,14 @@ def test_mistakes_are_told_in_a_sentence(run: Path, tmp_path: Path, capsys: Any)
 
 def test_every_alert_fires_when_it_should_and_only_then() -> None:
     played = Path(__file__).with_name("alerts_test.yaml")
-    alerts = set(re.findall(r"alert: (\w+)", (cluster.MONITORING / "alerts.yaml").read_text()))
+    alerts = set(re.findall(r"alert: (\w+)", (MONITORING / "alerts.yaml").read_text()))
     assert alerts == set(re.findall(r"alertname: (\w+)", played.read_text()))
     _promtool("test", "rules", played)
 
 
 def test_prometheus_reads_the_text(run: Path) -> None:
-    samples = [*cluster.RunHealth(run).samples(), *cluster.node_samples(_Nodes(), "/")]
-    _promtool("check", "metrics", stdin=cluster.exposition(samples, "a run"))
+    samples = [*RunHealth(run).samples(), *node_samples(_Nodes(), "/")]
+    _promtool("check", "metrics", stdin=exposition(samples, "a run"))
 
 
 def _promtool(*words: object, stdin: str = "") -> None:

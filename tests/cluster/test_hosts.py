@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from longtake.cluster import Host, read_hosts
+from longtake.cluster.arguments import Host, read_hosts
 from longtake.contracts import UserError
 
 FILE = """

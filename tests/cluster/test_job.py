@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from longtake.cluster import SlurmJob, resumable, submit
+from longtake.cluster.slurm import SlurmJob, resumable, submit
 from longtake.contracts import UserError
 from tests.cluster.servers import ROOT
 from tests.train.runs import PATIENCE_SECONDS, assert_one_sentence, run_command

@@ -21,9 +21,11 @@ import pytest
 
 from longtake import cluster
 from longtake.cli import nodes as verbs
-from longtake.cluster import Launch, RunOnNode, node
-from longtake.cluster.launch import Launcher
+from longtake.cluster import node
+from longtake.cluster.arguments import Host
+from longtake.cluster.launch import Launch, Launcher
 from longtake.cluster.machine import family, processes
+from longtake.cluster.nodes import Nodes, RunOnNode
 from tests.cluster.servers import ALONE, ROOT, Site, site, start_launch
 from tests.cluster.test_watch import WAITS, planned, run, until, up
 from tests.train.runs import (
@@ -121,7 +123,7 @@ def test_a_node_that_hangs_holds_nobody_up(place: Site, monkeypatch: pytest.Monk
 
     tools = [place.tool("alpha", "slow", f'#!/bin/sh\nexec {sys.executable} "$@"\n')]
     tools.append(place.tool("beta", "slow", "#!/bin/sh\nexec cat >/dev/null\n"))
-    found = cluster.Nodes([cluster.Host("alpha"), cluster.Host("beta")], place.ssh.split(), "slow", {}, seconds=0.1)
+    found = Nodes([Host("alpha"), Host("beta")], place.ssh.split(), "slow", {}, seconds=0.1)
     try:
         until(lambda: "alive" in found.ask_all({"do": "signal", "number": 0, "pids": []}, 0.2)[0])
         monkeypatch.setattr(cluster.connection.Connections, "gather", noted)
@@ -143,7 +145,7 @@ def test_a_clock_that_is_ahead_is_seen(monkeypatch: pytest.MonkeyPatch, place: S
 
     gather = cluster.connection.Connections.gather
     monkeypatch.setattr(cluster.connection.Connections, "gather", ahead)
-    found = cluster.Nodes([cluster.Host("alpha")], place.ssh.split(), sys.executable, {})
+    found = Nodes([Host("alpha")], place.ssh.split(), sys.executable, {})
     begun = time.monotonic()
     answer = found.ask_all({"do": "signal", "number": 0, "pids": []})[0]
     took = time.monotonic() - begun

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from longtake.cluster import Cause
+from longtake.cluster.diagnosis import Cause
 from longtake.processes import RESTARTS
 from tests.cluster.servers import Site, programs, start_launch, words_of
 from tests.train.runs import kill, metrics, steps_saved, wait_until, write_config

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from longtake.cluster import Host, Launch
-from longtake.cluster.launch import Launcher
+from longtake.cluster.arguments import Host
+from longtake.cluster.launch import Launch, Launcher
 from longtake.contracts import UserError
 from tests.cluster.servers import NAMES, ROOT, Site, processes_of_launches, programs, wait_for_end, words_of
 from tests.train.runs import PATIENCE_SECONDS

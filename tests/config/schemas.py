@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from longtake.config import ConfigError, Fault, Section, load_config
+from longtake.config.faults import ConfigError, Fault
+from longtake.config.load import load_config
+from longtake.config.section import Section
 
 AnyTree = dict[str, Any]
 

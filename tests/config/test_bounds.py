@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from longtake.config import ConfigError, Section, resolve
+from longtake.config.faults import ConfigError
+from longtake.config.load import resolve
 from longtake.config.schema import fields, forms, is_section, literal_values
-from longtake.generate import GenerateConfig
-from longtake.train import RunConfig
+from longtake.config.section import Section
+from longtake.generate.config import GenerateConfig
+from longtake.train.config import RunConfig
 
 WIDTHS = {"model": {"in_channels": 6144, "context_in_dim": 128, "vec_in_dim": 128}}
 ROOTS: dict[type[Section], dict[str, Any]] = {

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from longtake.config import ConfigError, describe, dump_config, load_config, resolve
+from longtake.config.dump import dump_config
+from longtake.config.faults import ConfigError
+from longtake.config.load import describe, load_config, resolve
 from tests.config.schemas import AnyTree, Mmdit, Run, Stdit, write
 from tests.config.trees import trees
 

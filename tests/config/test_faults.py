@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from longtake.config import ConfigError, Fault, Section, load_config, resolve
+from longtake.config.faults import ConfigError, Fault
+from longtake.config.load import load_config, resolve
+from longtake.config.section import Section
 from longtake.contracts import UserError
 from tests.config.schemas import AnyTree, Run, faults, write
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longtake.config import ConfigError, load_config, resolve
+from longtake.config.faults import ConfigError
+from longtake.config.load import load_config, resolve
 from tests.config.schemas import AnyTree, Run
 
 CALLS = 200_000_000  # of functions; the files below take 32 million at most, one that never ends takes billions

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from longtake.config import dump_config, load_config, resolve
+from longtake.config.dump import dump_config
 from longtake.config.faults import Fault, quote
+from longtake.config.load import load_config, resolve
 from longtake.config.tree import Branch, Node, Origin, dotted, grow, leaves, merge, plain
 from tests.config.schemas import AnyTree
 from tests.config.trees import marked_trees, trees

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from longtake.config import load_config
+from longtake.config.load import load_config
 from tests.config.schemas import AnyTree, faults, load, write
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from longtake.config import ConfigError, Section, load_config, resolve
+from longtake.config.faults import ConfigError
+from longtake.config.load import load_config, resolve
+from longtake.config.section import Section
 from tests.config.schemas import AnyTree, Run
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from longtake.config import Section, load_config
+from longtake.config.load import load_config
+from longtake.config.section import Section
 from tests.config.schemas import Run, faults, load, write
 
 READ = {

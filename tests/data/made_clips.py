@@ -11,7 +11,9 @@ import av
 import numpy as np
 
 from longtake.contracts import Bucket, Draw, LatentShape, Slot
-from longtake.data import ClipTable, DatasetConfig, SlotDataset
+from longtake.data.config import DatasetConfig
+from longtake.data.loading.dataset import SlotDataset
+from longtake.data.tables.table import ClipTable
 from longtake.random import Purpose
 
 AV1 = Path(__file__).with_name("av1.mp4")  # `encode(AV1, "libsvtav1", size=(64, 64), options={"g": "12"})` of once

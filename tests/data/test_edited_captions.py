@@ -12,9 +12,13 @@ from typer.testing import CliRunner
 
 from longtake.cli.app import app
 from longtake.contracts import UserError
-from longtake.data import DatasetConfig, FromFiles, edit_captions, open_clips, prefixed, write_video
+from longtake.data.clips.captions import prefixed
+from longtake.data.clips.video import write_video
+from longtake.data.config import DatasetConfig
 from longtake.data.loading.dataset import SlotDataset
 from longtake.data.probing.listing import list_clips
+from longtake.data.tables.captions import FromFiles, edit_captions
+from longtake.data.tables.mix import open_clips
 
 runner = CliRunner()
 ROWS = 'path,text,num_frames,height,width,fps\na.mp4,red,9,32,32,8\nb.mp4,"blue, moves",9,32,32,8\n'

@@ -8,7 +8,7 @@ import numpy as np
 
 from longtake.data.stories import GONE, SCENE, SHARED, draw_story, make_stories, scenes, split_stories
 from longtake.demo.judge import judge, score
-from longtake.generate import read_video
+from longtake.generate.run import read_video
 from longtake.random import Purpose, uniforms
 
 

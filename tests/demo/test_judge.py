@@ -11,7 +11,8 @@ import torch
 from longtake.data.clips.video import read_frames, read_image
 from longtake.data.shapes import COLOURS, DIRECTIONS, SHAPES, caption, cover, draw_clip, make_shapes, split_prompts
 from longtake.demo.judge import Accuracy, is_continuous, judge, score
-from longtake.encoders import BlockStatistics, LinearAutoencoder, LinearConfig, principal_components, split_blocks
+from longtake.encoders.autoencoder_config import LinearConfig
+from longtake.encoders.linear import BlockStatistics, LinearAutoencoder, principal_components, split_blocks
 from longtake.random import Purpose, uniforms
 
 GREY = np.full((8, 32, 32, 3), 120, np.uint8)

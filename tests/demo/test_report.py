@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from longtake.data.shapes import draw_clip
-from longtake.demo import DemoOutcome, run_all, together
+from longtake.demo import together
 from longtake.demo.judge import Accuracy
 from longtake.demo.report import Group, ShownSample, write_report
-from longtake.track import make_console
-from longtake.train import RunRecord
+from longtake.demo.run import DemoOutcome
+from longtake.demo.together import run_all
+from longtake.track.progress import make_console
+from longtake.train.report import RunRecord
 from tests.pages import Page
 from tests.train.test_report import record
 

@@ -10,10 +10,12 @@ import pytest
 from rich.console import Console
 
 from longtake.contracts import UserError
-from longtake.data import ClipTable, probe_file
-from longtake.demo import DemoOutcome, run_demo
+from longtake.data.probing.one_file import probe_file
+from longtake.data.tables.table import ClipTable
 from longtake.demo import run as module
-from longtake.train import read_record
+from longtake.demo.run import DemoOutcome
+from longtake.demo.start import run_demo
+from longtake.train.report import read_record
 from tests.pages import Page
 
 # The demo's own config, made small: it is trained for a moment only.

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from longtake.data import ClipTable
-from longtake.demo import run_demo
+from longtake.data.tables.table import ClipTable
 from longtake.demo.extras import draw_given
 from longtake.demo.judge import judge
+from longtake.demo.start import run_demo
 from longtake.demo.stories import StoryDemo
 from longtake.demo.systems import demo_system, given_frames, kinds, looks
-from longtake.generate import GenerateConfig
+from longtake.generate.config import GenerateConfig
 from longtake.generate.requests import clips_of, plan_videos
 from longtake.system.config import SamplingOption
-from longtake.track import make_console
-from longtake.train import read_run
+from longtake.track.progress import make_console
+from longtake.train.run_file import read_run
 
 
 def test_a_colour_that_is_held_back_is_in_no_prompt_of_the_run() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from longtake.demo import run_demo
-from longtake.track import make_console
+from longtake.demo.start import run_demo
+from longtake.track.progress import make_console
 
 
 @pytest.mark.weekly

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from longtake.dialects import CogVideoXFun
-from longtake.train import RunConfig, read_run
+from longtake.dialects.cogvideox_fun import CogVideoXFun
+from longtake.train.config import RunConfig
+from longtake.train.run_file import read_run
 from tests.dialects.speech import Heard
 
 ROOT = Path(__file__).resolve().parents[2]

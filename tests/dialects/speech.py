@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from longtake.config import ConfigError
-from longtake.dialects import OpenSora
-from longtake.generate import GenerateConfig, resolve_source
-from longtake.train import RunConfig, read_run
+from longtake.config.faults import ConfigError
+from longtake.dialects.opensora_v2 import OpenSora
+from longtake.generate.config import GenerateConfig
+from longtake.generate.source import resolve_source
+from longtake.train.config import RunConfig
+from longtake.train.run_file import read_run
 
 ROOT = Path(__file__).resolve().parents[2]
 

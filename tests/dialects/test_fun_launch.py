@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
-from longtake.train import RunConfig
+from longtake.train.config import RunConfig
 from tests.dialects.fun import ROOT, spoken
 from tests.dialects.speech import refusal
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from longtake.presets import run_file
-from longtake.train import RunConfig, read_run
+from longtake.train.config import RunConfig
+from longtake.train.run_file import read_run
 from tests.dialects.fun import ROOT, spoken, write_root
 
 PAGE = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8").partition("\n## CogVideoX-Fun")[2]

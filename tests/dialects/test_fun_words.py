@@ -11,7 +11,7 @@ from shutil import copytree
 import pytest
 
 from longtake.contracts import UserError
-from longtake.dialects import CogVideoXFun
+from longtake.dialects.cogvideox_fun import CogVideoXFun
 from longtake.dialects.cogvideox_fun.keys import ROWS, SCRIPTS, SIZES
 from longtake.dialects.table import keys_of
 from tests.dialects.fun import spoken, write_root

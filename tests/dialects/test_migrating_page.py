@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from longtake.dialects.table import KeyRow
-from longtake.generate import resolve_source
+from longtake.generate.source import resolve_source
 from longtake.presets import run_file
-from longtake.train import read_run
+from longtake.train.run_file import read_run
 from tests.dialects.speech import ROOT, inference, training
 from tools import migrating_tables
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from longtake.contracts import UserError
-from longtake.dialects import CogVideoXFun, OpenSoraV12, TTTVideoDialect
+from longtake.dialects.cogvideox_fun import CogVideoXFun
 from longtake.dialects.cogvideox_fun.keys import ROWS, SCRIPTS
 from longtake.dialects.names import restate
+from longtake.dialects.opensora_v1_2 import OpenSoraV12
 from longtake.dialects.opensora_v1_2.keys import flags_of
 from longtake.dialects.table import keys_of
+from longtake.dialects.ttt_video import TTTVideoDialect
 from longtake.dialects.ttt_video.keys import rows_of
-from longtake.train import read_run
+from longtake.train.run_file import read_run
 
 
 def swapped(name: str) -> str:

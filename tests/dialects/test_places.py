@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
-from longtake.dialects import OpenSora
+from longtake.dialects.opensora_v2 import OpenSora
 from longtake.presets import FOLDER
 from tests.dialects.speech import ROOT, Heard, refusal, training, write
 

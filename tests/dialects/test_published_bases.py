@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from longtake.cluster import name_and_folder
-from longtake.config import load_config
+from longtake.cluster.arguments import name_and_folder
+from longtake.config.load import load_config
 from longtake.presets import FOLDER
-from longtake.train import RunWithoutTable, read_run
+from longtake.train.config import RunWithoutTable
+from longtake.train.run_file import read_run
 
 PUBLISHED = {
     "configs/diffusion/train/stage1.py": "opensora_v2/train/stage1",

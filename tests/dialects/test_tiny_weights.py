@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from longtake.contracts import UserError
-from longtake.dialects import CogVideoXFun, OpenSora, OpenSoraV12, TTTVideoDialect
-from longtake.generate import read_generation
-from longtake.train import read_run
+from longtake.dialects.cogvideox_fun import CogVideoXFun
+from longtake.dialects.opensora_v1_2 import OpenSoraV12
+from longtake.dialects.opensora_v2 import OpenSora
+from longtake.dialects.ttt_video import TTTVideoDialect
+from longtake.generate.read import read_generation
+from longtake.train.run_file import read_run
 
 LISTED = ["--training.jsonl_paths", "x.jsonl", "--training.adapter_method", "sft"]
 CLIPS = ["--dataset.data-path", "x.csv"]

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from longtake.config import ConfigError, Heights, load_config
+from longtake.config.faults import ConfigError
+from longtake.config.load import Heights, load_config
 from longtake.config.tree import Branch
 from longtake.dialects.table import UNSET, KeyRow, apply_rows, lay_defaults
 from longtake.dialects.translation import Report, Translation

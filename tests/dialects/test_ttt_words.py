@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from longtake.config import ConfigError
+from longtake.config.faults import ConfigError
 from longtake.contracts import UserError
-from longtake.dialects import TTTVideoDialect
+from longtake.dialects.ttt_video import TTTVideoDialect
 from longtake.dialects.ttt_video.keys import rows_of
 from longtake.dialects.ttt_video.training import schedule
-from longtake.generate import GenerateConfig
+from longtake.generate.config import GenerateConfig
 from longtake.presets import FOLDER
-from longtake.train import RunConfig, read_run
+from longtake.train.config import RunConfig
 from longtake.train.optimizer.schedule import learning_rate, rate_between
+from longtake.train.run_file import read_run
 from tests.dialects.speech import Heard
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "ttt_video"

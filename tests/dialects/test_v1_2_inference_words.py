@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from longtake.config import ConfigError
+from longtake.config.faults import ConfigError
 from longtake.contracts import UserError
-from longtake.dialects import OpenSoraV12
+from longtake.dialects.opensora_v1_2 import OpenSoraV12
 from longtake.dialects.opensora_v1_2.keys import LENGTHS, frames_of
-from longtake.generate import GenerateConfig, prompts_of, read_generation, resolve_source
+from longtake.generate.config import GenerateConfig
+from longtake.generate.read import read_generation
+from longtake.generate.requests import prompts_of
+from longtake.generate.source import resolve_source
 from longtake.presets import FOLDER, find_preset
 from tests.buckets.tables import golden
 from tests.dialects.speech import Heard, write

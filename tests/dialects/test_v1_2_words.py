@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from longtake.config import ConfigError
+from longtake.config.faults import ConfigError
 from longtake.contracts import UserError
-from longtake.dialects import OpenSoraV12
+from longtake.dialects.opensora_v1_2 import OpenSoraV12
 from longtake.presets import find_preset
-from longtake.train import RunConfig, read_run
+from longtake.train.config import RunConfig
 from longtake.train.optimizer.schedule import learning_rate
+from longtake.train.run_file import read_run
 from tests.buckets.tables import golden
 from tests.cli.conftest import longtake
 from tests.dialects.speech import Heard, write

@@ -11,14 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longtake.contracts import Conditions
-from longtake.diffusion import (
-    GuidanceScales,
-    Guided,
-    VPrediction,
-    VPredictionConfig,
-    micro_batch_loss,
-)
-from longtake.diffusion.guidance import NEGATIVE, PROMPT, dynamic
+from longtake.diffusion.config import VPredictionConfig
+from longtake.diffusion.guidance import NEGATIVE, PROMPT, GuidanceScales, Guided, dynamic
+from longtake.diffusion.objective import micro_batch_loss
+from longtake.diffusion.v_prediction import VPrediction
 from tests.models.golden_cogvideox import FOLDER, golden_model
 
 SETTINGS = json.loads((FOLDER / "sampling" / "settings.json").read_text())

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import Conditions, Known, LatentShape, Noised
-from longtake.diffusion import EndWindows, Window, keep_known, make_known, micro_batch_loss, read_known, sample_loss
-from longtake.diffusion.known import Encode, PixelShape
-from longtake.system import windows_apart
+from longtake.diffusion.known import Encode, PixelShape, Window, keep_known, make_known, read_known
+from longtake.diffusion.objective import micro_batch_loss, sample_loss
+from longtake.diffusion.windows import EndWindows
+from longtake.system.examples import windows_apart
 from tests.diffusion.golden import read_tensors
 
 LAW = EndWindows()

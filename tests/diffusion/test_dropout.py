@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from longtake.contracts import Conditions
-from longtake.diffusion import drop_text
+from longtake.diffusion.dropout import drop_text
 from tests.diffusion.golden import read_tensors
 
 CONDITIONS = Conditions(text=torch.ones(4, 3, 2), vector=torch.ones(4, 5), fps=torch.arange(4.0))

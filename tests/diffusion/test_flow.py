@@ -6,7 +6,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from longtake.contracts import Noised
-from longtake.diffusion import FlowConfig, RectifiedFlow, StraightFlow, micro_batch_loss, sample_loss
+from longtake.diffusion.config import FlowConfig
+from longtake.diffusion.flow import RectifiedFlow, StraightFlow
+from longtake.diffusion.objective import micro_batch_loss, sample_loss
 from tests.diffusion.golden import read_tensors
 
 SHAPE = (4, 3, 2, 4, 6)  # B, C, F, h, w

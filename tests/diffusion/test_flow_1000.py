@@ -9,8 +9,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from longtake.diffusion import Flow1000, Flow1000Config
-from longtake.diffusion.flow_1000 import size_ratio
+from longtake.diffusion.config import Flow1000Config
+from longtake.diffusion.flow_1000 import Flow1000, size_ratio
 from tests.buckets.tables import golden
 
 V1_2 = "opensora_v1_2"

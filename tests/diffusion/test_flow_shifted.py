@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from longtake.config import ConfigError
+from longtake.config.faults import ConfigError
 from longtake.contracts import UserError
-from longtake.diffusion import ShiftedFlow, ShiftedFlowConfig
+from longtake.diffusion.config import ShiftedFlowConfig
+from longtake.diffusion.flow_shifted import ShiftedFlow
 from tests.precision import within
 
 LATENT = (16, 3, 4, 4)

@@ -9,18 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from longtake.contracts import Conditions
-from longtake.diffusion import (
-    Euler,
-    FlowConfig,
-    GuidanceScales,
-    Guided,
-    RectifiedFlow,
-    drop_text,
-    micro_batch_loss,
-)
-from longtake.diffusion.guidance import NEGATIVE, NOTHING, PROMPT
-from longtake.families import OPENSORA_V2
-from longtake.models import MMDiT, MMDiTConfig
+from longtake.diffusion.config import FlowConfig
+from longtake.diffusion.dropout import drop_text
+from longtake.diffusion.flow import RectifiedFlow
+from longtake.diffusion.guidance import NEGATIVE, NOTHING, PROMPT, GuidanceScales, Guided
+from longtake.diffusion.objective import micro_batch_loss
+from longtake.diffusion.solvers import Euler
+from longtake.families.opensora_v2 import OPENSORA_V2
+from longtake.models.config import MMDiTConfig
+from longtake.models.mmdit import MMDiT
 from tests.diffusion.golden import read_tensors
 from tests.models.golden import rounding
 

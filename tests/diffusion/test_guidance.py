@@ -5,16 +5,9 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import Conditions
-from longtake.diffusion import (
-    NEGATIVE,
-    NOTHING,
-    PROMPT,
-    Euler,
-    GuidanceScales,
-    Guided,
-    make_grid,
-)
-from longtake.diffusion.guidance import join_conditions, oscillate
+from longtake.diffusion.guidance import NEGATIVE, NOTHING, PROMPT, GuidanceScales, Guided, join_conditions, oscillate
+from longtake.diffusion.solvers import Euler
+from longtake.diffusion.timesteps import make_grid
 from tests.diffusion.golden import read_json
 
 GOLDEN = read_json("guidance")

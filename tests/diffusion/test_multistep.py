@@ -11,7 +11,10 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from longtake.diffusion import FlowConfig, Objective, RectifiedFlow, ShiftedFlow, ShiftedFlowConfig
+from longtake.diffusion.config import FlowConfig, ShiftedFlowConfig
+from longtake.diffusion.flow import RectifiedFlow
+from longtake.diffusion.flow_shifted import ShiftedFlow
+from longtake.diffusion.objective import Objective
 from longtake.diffusion.timesteps import shift_time
 
 FOLDER = Path(__file__).parents[1] / "golden" / "wan" / "sampling"

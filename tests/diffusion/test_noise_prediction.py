@@ -6,7 +6,8 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler
 
-from longtake.diffusion import NoisePrediction, NoisePredictionConfig
+from longtake.diffusion.config import NoisePredictionConfig
+from longtake.diffusion.noise_prediction import NoisePrediction
 
 BETAS = {"beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": "linear"}
 

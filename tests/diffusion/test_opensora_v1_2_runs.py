@@ -10,17 +10,11 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import Conditions, Known, LatentShape
-from longtake.diffusion import (
-    Euler,
-    Flow1000,
-    Flow1000Config,
-    GuidanceScales,
-    Guided,
-    frames_to_make,
-    known_holder,
-    read_known,
-)
-from longtake.diffusion.guidance import NEGATIVE, PROMPT
+from longtake.diffusion.config import Flow1000Config
+from longtake.diffusion.flow_1000 import Flow1000
+from longtake.diffusion.guidance import NEGATIVE, PROMPT, GuidanceScales, Guided
+from longtake.diffusion.known import frames_to_make, known_holder, read_known
+from longtake.diffusion.solvers import Euler
 from longtake.families.opensora_v1_2 import OPENSORA_V1_2
 from longtake.families.opensora_v1_2_known import FrameMasks
 from tests.models.golden_stdit3 import golden_model, read_golden

@@ -7,17 +7,12 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import Conditions, Known
-from longtake.diffusion import (
-    AdamsBashforth2,
-    Euler,
-    FlowConfig,
-    GuidanceScales,
-    Guided,
-    RectifiedFlow,
-    Solver,
-    known_holder,
-    make_grid,
-)
+from longtake.diffusion.config import FlowConfig
+from longtake.diffusion.flow import RectifiedFlow
+from longtake.diffusion.guidance import GuidanceScales, Guided
+from longtake.diffusion.known import known_holder
+from longtake.diffusion.solvers import AdamsBashforth2, Euler, Solver
+from longtake.diffusion.timesteps import make_grid
 
 NOISE = torch.randn(2, 3, 2, 4, 4, generator=torch.Generator().manual_seed(0))
 

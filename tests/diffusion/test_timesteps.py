@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from longtake.diffusion import make_grid, resolution_shift, shift_time, sigmoid_normal
+from longtake.diffusion.timesteps import make_grid, resolution_shift, shift_time, sigmoid_normal
 from tests.diffusion.golden import read_json
 
 SCHEDULES = read_json("schedules")

@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from longtake.contracts import Conditions, UserError
-from longtake.diffusion import GuidanceScales, Guided, VPrediction, VPredictionConfig, micro_batch_loss
-from longtake.diffusion.guidance import NEGATIVE, PROMPT, dynamic, dynamic_by_step
+from longtake.diffusion.config import VPredictionConfig
+from longtake.diffusion.guidance import NEGATIVE, PROMPT, GuidanceScales, Guided, dynamic, dynamic_by_step
+from longtake.diffusion.objective import micro_batch_loss
+from longtake.diffusion.v_prediction import VPrediction
 from longtake.weights.ttt_video import FORMAT
 from tests.models.golden_ttt_video import golden, golden_model
 

@@ -13,8 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longtake.contracts import Noised, UserError
-from longtake.diffusion import GuidanceScales, VPrediction, VPredictionConfig, micro_batch_loss
-from longtake.diffusion.guidance import dynamic
+from longtake.diffusion.config import VPredictionConfig
+from longtake.diffusion.guidance import GuidanceScales, dynamic
+from longtake.diffusion.objective import micro_batch_loss
+from longtake.diffusion.v_prediction import VPrediction
 from tests.precision import rounding
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cogvideox"

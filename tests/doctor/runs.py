@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from longtake.data import probe_table, write_video
+from longtake.data.clips.video import write_video
+from longtake.data.probing.probe import probe_table
 from longtake.data.shapes import FPS, draw_clip, split_prompts
 from longtake.presets import find_preset
 from longtake.random import Purpose, uniforms
-from longtake.train import train_run
+from longtake.train.run import train_run
 
 COLOURS = "red", "yellow", "green"  # no blue: clips whose colours are swapped look unlike all others
 

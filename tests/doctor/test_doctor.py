@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from longtake.doctor.run import Examination, examine
 from longtake.models.mmdit import MMDiT
 from longtake.system.encoders import Encoders
-from longtake.train import train_run
+from longtake.train.run import train_run
 from tests.doctor.runs import make_good, write_config
 
 pytestmark = pytest.mark.slow
@@ -103,7 +103,7 @@ def test_one_prediction_type_in_place_of_another(good: Path, predict: str) -> No
 
 
 def test_missing_weights(good: Path, tmp_path: Path) -> None:
-    from longtake.system import export_model
+    from longtake.system.export import export_model
 
     whole = tmp_path / "whole.safetensors"
     export_model(str(good), whole)

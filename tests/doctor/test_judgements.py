@@ -12,20 +12,23 @@ from typing import Any
 import pytest
 import torch
 
-from longtake.diffusion import build_objective
 from longtake.diffusion.config import Flow1000Config, FlowConfig, NoisePredictionConfig, VPredictionConfig
+from longtake.diffusion.objective import build_objective
 from longtake.doctor.case import open_case
 from longtake.doctor.finding import Finding, ranked
 from longtake.doctor.measures import Line, errors, in_one_cell
 from longtake.doctor.model import could_be_read, judge_text
 from longtake.doctor.run import alone, examine
 from longtake.doctor.training import against_start, averaged, drawn, history, judge_overfit, sampled
-from longtake.models import TTTVideo, initial_values
-from longtake.parallel import Mesh, start_world
+from longtake.models.initial import initial_values
+from longtake.models.ttt_video import TTTVideo
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.world import start_world
 from longtake.presets import find_preset
-from longtake.train import read_run
-from longtake.weights import ModelWeights, state_shapes
+from longtake.train.run_file import read_run
+from longtake.weights.conversion import state_shapes
 from longtake.weights.format import WeightLayout
+from longtake.weights.model import ModelWeights
 from longtake.weights.ttt_video import FORMAT
 from tests.models.golden_ttt_video import tiny_config
 from tests.weights.saved import save_model

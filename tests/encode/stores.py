@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from longtake.data import LatentStore, open_clips
-from longtake.encode import EncodeOptions, EncodeResult, encode
-from longtake.parallel import World
-from longtake.train import RunConfig, read_run
+from longtake.data.latents.store import LatentStore
+from longtake.data.tables.mix import open_clips
+from longtake.encode.run import EncodeOptions, EncodeResult, encode
+from longtake.parallel.world import World
+from longtake.train.config import RunConfig
+from longtake.train.run_file import read_run
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 

@@ -13,27 +13,26 @@ import pytest
 import torch
 
 from longtake.contracts import Slot, UserError
-from longtake.data import (
-    ClipError,
-    LatentStore,
-    SlotDataset,
-    StoredDataset,
-    open_clips,
-    read_frames,
-    write_image,
-    write_video,
-)
 from longtake.data.clips.captions import read_frame_numbers
+from longtake.data.clips.video import ClipError, read_frames, write_image, write_video
+from longtake.data.latents.dataset import StoredDataset
+from longtake.data.latents.store import LatentStore
+from longtake.data.loading.dataset import SlotDataset
 from longtake.data.loading.draws import window_draws
 from longtake.data.rules import Companion
-from longtake.encode import store_size, verify_store
+from longtake.data.tables.mix import open_clips
+from longtake.encode.auto import store_size
 from longtake.encode.changed import FilesThen, compare_files
 from longtake.encode.plan import Plan
-from longtake.families import OPENSORA_V2, registry
-from longtake.parallel import Mesh, start_world
+from longtake.encode.verify import verify_store
+from longtake.families import registry
+from longtake.families.opensora_v2 import OPENSORA_V2
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.world import start_world
 from longtake.random import Purpose
-from longtake.system import build_system, clean_example, wanted_draws
-from longtake.train import read_run
+from longtake.system.build import build_system
+from longtake.system.examples import clean_example, wanted_draws
+from longtake.train.run_file import read_run
 from tests.data.made_clips import noise_frames
 from tests.encode.stores import make_store
 from tests.train.runs import write_config

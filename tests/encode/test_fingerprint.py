@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from longtake.encode.fit import differences, weights_digest
-from longtake.encoders import WordEncoder
+from longtake.encoders.word_vectors import WordEncoder
 
 
 def test_every_difference_is_named_with_both_values() -> None:

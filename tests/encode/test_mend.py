@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtake.contracts import UserError
-from longtake.encode import verify_store
+from longtake.encode.verify import verify_store
 from tests.encode.stores import contents, make_store, open_table
 from tests.train.runs import assert_one_sentence, run_command, write_config
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from longtake.buckets import BucketRule, OrderInputs, plan_pass
+from longtake.buckets.assignment import BucketRule
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.order import plan_pass
 from longtake.contracts import Slot
 from longtake.encode.plan import Plan, make_plan
 

@@ -13,17 +13,19 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from longtake.buckets import BucketRule
+from longtake.buckets.assignment import BucketRule
 from longtake.contracts import Batch, Slot, UserError
-from longtake.data import LatentStore, StoredDataset, text_hash
+from longtake.data.latents.dataset import StoredDataset
+from longtake.data.latents.store import LatentStore, text_hash
 from longtake.data.loading.dataset import SlotDataset
 from longtake.encode import run
 from longtake.encode.plan import encode_inputs, make_plan
 from longtake.encode.shards import in_use
 from longtake.encode.verify import whole_files
-from longtake.encoders import PixelAutoencoder, WordEncoder
-from longtake.system import build_encoders
-from longtake.train import read_run
+from longtake.encoders.pixel import PixelAutoencoder
+from longtake.encoders.word_vectors import WordEncoder
+from longtake.system.encoders import build_encoders
+from longtake.train.run_file import read_run
 from tests.data.made_clips import DRAWS
 from tests.encode.stores import contents, make_store, open_table
 from tests.train.runs import finish, kill, start, wait_until, write_config

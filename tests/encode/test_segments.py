@@ -12,13 +12,18 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from longtake.data import LatentStore, SlotDataset, StoredDataset, open_clips
+from longtake.data.latents.dataset import StoredDataset
+from longtake.data.latents.store import LatentStore
+from longtake.data.loading.dataset import SlotDataset
 from longtake.data.rules import MASK
-from longtake.encode import store_size
+from longtake.data.tables.mix import open_clips
+from longtake.encode.auto import store_size
 from longtake.encode.plan import Plan
-from longtake.families import OPENSORA_V2, Text, registry
-from longtake.system import build_encoders
-from longtake.train import read_run
+from longtake.families import registry
+from longtake.families.opensora_v2 import OPENSORA_V2
+from longtake.families.record import Text
+from longtake.system.encoders import build_encoders
+from longtake.train.run_file import read_run
 from tests.data.made_clips import DRAWS
 from tests.encode.stores import contents, make_store
 from tests.train.runs import write_config

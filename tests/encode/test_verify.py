@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
-from longtake.data import LatentStore
-from longtake.encode import fit, open_fitting_store, verify_store
-from longtake.train import read_run
+from longtake.data.latents.store import LatentStore
+from longtake.encode import fit
+from longtake.encode.fit import open_fitting_store
+from longtake.encode.verify import verify_store
+from longtake.train.run_file import read_run
 from tests.encode.stores import ALONE, make_store, open_table
 from tests.train.runs import run_command, write_config
 

@@ -12,11 +12,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from longtake.contracts import UserError
-from longtake.data import LatentStore, SlotDataset, StoredDataset, probe_table
-from longtake.encode import verify_store
+from longtake.data.latents.dataset import StoredDataset
+from longtake.data.latents.store import LatentStore
+from longtake.data.loading.dataset import SlotDataset
+from longtake.data.probing.probe import probe_table
 from longtake.encode.plan import encode_inputs, make_plan
-from longtake.system import build_encoders, windows_of
-from longtake.train import RunConfig, read_run
+from longtake.encode.verify import verify_store
+from longtake.system.encoders import build_encoders
+from longtake.system.examples import windows_of
+from longtake.train.config import RunConfig
+from longtake.train.run_file import read_run
 from tests.data.made_clips import encode
 from tests.encode.stores import contents, make_store, open_table
 from tests.encoders.conftest import described, weights

@@ -15,10 +15,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from longtake.encoders import CogVideoXAutoencoder, CogVideoXVAEConfig
-from longtake.encoders.cogvideox import Downsample, chunks
-from longtake.parallel import Tile
-from longtake.parallel.shared_work import deal
+from longtake.encoders.autoencoder_config import CogVideoXVAEConfig
+from longtake.encoders.cogvideox import CogVideoXAutoencoder, Downsample, chunks
+from longtake.parallel.shared_work import Tile, deal
 from longtake.system.encoders import _build_autoencoder
 from tests.precision import apart, autoencoder_in_float64
 

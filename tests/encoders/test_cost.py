@@ -10,36 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from longtake.encoders import (
-    CLIP_L,
-    T5_XXL,
-    Autoencoder2DConfig,
-    ClipEncoder,
-    ClipEncoderConfig,
-    CogVideoXAutoencoder,
-    CogVideoXVAEConfig,
-    HunyuanAutoencoder,
-    HunyuanVAEConfig,
-    ImageAutoencoder,
-    OpenSoraVAEConfig,
-    PixelConfig,
-    T5Encoder,
-    T5EncoderConfig,
-    UMT5EncoderConfig,
-    WanAutoencoder,
-    WanVAEConfig,
-    WordsConfig,
-    autoencoder_cost,
-    clip_module,
-    cogvideox_module,
-    hunyuan_module,
-    image_module,
-    seen,
-    t5_module,
-    text_cost,
-    wan_module,
-)
-from longtake.encoders.cost import largest_piece, look, look_at_text, peak_of_piece
+from longtake.encoders.autoencoder_config import Autoencoder2DConfig, CogVideoXVAEConfig, HunyuanVAEConfig, PixelConfig
+from longtake.encoders.cogvideox import CogVideoXAutoencoder, cogvideox_module
+from longtake.encoders.config import ClipEncoderConfig, T5EncoderConfig, UMT5EncoderConfig, WordsConfig
+from longtake.encoders.cost import autoencoder_cost, largest_piece, look, look_at_text, peak_of_piece, seen, text_cost
+from longtake.encoders.kl import HunyuanAutoencoder, ImageAutoencoder, hunyuan_module, image_module
+from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
+from longtake.encoders.text import CLIP_L, T5_XXL, ClipEncoder, T5Encoder, clip_module, t5_module
+from longtake.encoders.wan import WanAutoencoder, wan_module
+from longtake.encoders.wan_config import WanVAEConfig
 from tests.encoders.counted import counted_bytes, counted_flops
 
 HUNYUAN, FLUX, COGVIDEOX = HunyuanVAEConfig(), Autoencoder2DConfig(), CogVideoXVAEConfig()

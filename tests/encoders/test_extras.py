@@ -38,7 +38,7 @@ def test_the_autoencoder_is_imported_without_a_word() -> None:
         pytest.skip("torchao, which makes the noise, is not installed")
     pytest.importorskip("diffusers")
     program = (
-        "import torch\nfrom longtake.encoders import HunyuanVAEConfig\n"
+        "import torch\nfrom longtake.encoders.autoencoder_config import HunyuanVAEConfig\n"
         "from longtake.encoders.kl import hunyuan_module\n"
         "with torch.device('meta'): hunyuan_module(HunyuanVAEConfig())"
     )

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from longtake.contracts import UserError
-from longtake.encoders import Autoencoder2DConfig, HunyuanAutoencoder, HunyuanVAEConfig, ImageAutoencoder
+from longtake.encoders.autoencoder_config import Autoencoder2DConfig, HunyuanVAEConfig
 from longtake.encoders.causal_layers import attend_by_frame
-from longtake.encoders.kl import samples_at_once
+from longtake.encoders.kl import HunyuanAutoencoder, ImageAutoencoder, samples_at_once
 from longtake.system.encoders import _build_autoencoder
 from tests.encoders.tiny_weights import FLUX, HUNYUAN, tiny_flux, tiny_hunyuan
 from tests.precision import apart, autoencoder_in_float64, within

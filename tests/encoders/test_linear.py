@@ -10,17 +10,15 @@ import torch
 from safetensors.torch import save_file
 
 from longtake.contracts import UserError
-from longtake.encoders import (
-    AUTOENCODER_FILE,
+from longtake.encoders.autoencoder_config import AUTOENCODER_FILE, LinearConfig, fitted_layer
+from longtake.encoders.linear import (
     BlockStatistics,
     LinearAutoencoder,
-    LinearConfig,
-    fitted_layer,
+    join_blocks,
     principal_components,
     psnr_of_round_trip,
     split_blocks,
 )
-from longtake.encoders.linear import join_blocks
 from tests.precision import rounding
 
 

@@ -11,9 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from longtake.encoders import OpenSoraAutoencoder, OpenSoraVAEConfig, T5Encoder, T5EncoderConfig, t5_module
+from longtake.encoders.config import T5EncoderConfig
 from longtake.encoders.files import t5_names
-from longtake.encoders.opensora_v1_2 import build
+from longtake.encoders.opensora_v1_2 import OpenSoraAutoencoder, build
+from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
+from longtake.encoders.text import T5Encoder, t5_module
 from longtake.system.encoders import _build_autoencoder
 
 FOLDER = Path(__file__).parents[1] / "golden" / "opensora_v1_2"

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from longtake.contracts import UserError
-from longtake.encoders import PixelAutoencoder, PixelConfig, build_autoencoder
+from longtake.encoders.autoencoder import build_autoencoder
+from longtake.encoders.autoencoder_config import PixelConfig
+from longtake.encoders.pixel import PixelAutoencoder
 from tests.precision import rounding
 
 

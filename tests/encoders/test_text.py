@@ -16,16 +16,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from longtake.contracts import UserError
-from longtake.data import EncoderFacts
-from longtake.encoders import (
-    ClipEncoder,
-    ClipEncoderConfig,
-    PixelConfig,
-    T5Encoder,
-    T5EncoderConfig,
-    build_text_encoder,
-)
-from longtake.families import OPENSORA_V2, TTT_VIDEO
+from longtake.data.latents.source import EncoderFacts
+from longtake.encoders.autoencoder_config import PixelConfig
+from longtake.encoders.config import ClipEncoderConfig, T5EncoderConfig
+from longtake.encoders.text import ClipEncoder, T5Encoder, build_text_encoder
+from longtake.families.opensora_v2 import OPENSORA_V2
+from longtake.families.ttt_video import TTT_VIDEO
 from longtake.system.encoders import build_encoders, empty_texts
 from tests.encoders.tiny_weights import CLIP_DIM, T5_DIM
 

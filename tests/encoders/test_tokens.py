@@ -7,7 +7,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from longtake.data.clips.captions import caption, caption_end
-from longtake.encoders import CaptionTokens, WordEncoder
+from longtake.encoders.tokens import CaptionTokens
+from longtake.encoders.word_vectors import WordEncoder
 
 WORDS = [f"w{number}" for number in range(40)]
 BODY = " ".join(WORDS)

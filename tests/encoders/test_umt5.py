@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load, load_file
 
 from longtake.contracts import UserError
-from longtake.encoders import UMT5Encoder, UMT5EncoderConfig, build_text_encoder
-from longtake.encoders.text import cleaned
-from longtake.families import Text
+from longtake.encoders.config import UMT5EncoderConfig
+from longtake.encoders.text import UMT5Encoder, build_text_encoder, cleaned
+from longtake.families.record import Text
 from longtake.system.encoders import _build_text
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "wan"

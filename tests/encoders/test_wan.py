@@ -15,8 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.encoders import WanAutoencoder, WanVAEConfig, build_autoencoder
-from longtake.models import Trace
+from longtake.encoders.autoencoder import build_autoencoder
+from longtake.encoders.wan import WanAutoencoder
+from longtake.encoders.wan_config import WanVAEConfig
+from longtake.models.trace import Trace
 from longtake.system.encoders import _build_autoencoder
 from tests.encoders.tiny_weights import tiny_wan
 from tests.precision import apart, autoencoder_in_float64

@@ -9,11 +9,13 @@ import sys
 import pytest
 import torch
 
-from longtake.encoders import WordEncoder, WordsConfig, build_text_encoder
+from longtake.encoders.config import WordsConfig
+from longtake.encoders.text import build_text_encoder
+from longtake.encoders.word_vectors import WordEncoder
 
 PROGRAM = """
 import hashlib
-from longtake.encoders import WordEncoder
+from longtake.encoders.word_vectors import WordEncoder
 tokens, pooled = WordEncoder(16, 4).encode(["a red circle", ""])
 print(hashlib.sha256(tokens.numpy().tobytes() + pooled.numpy().tobytes()).hexdigest())
 """

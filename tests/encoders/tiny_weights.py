@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 
-from longtake.encoders import WanVAEConfig
 from longtake.encoders.files import flux_name
+from longtake.encoders.wan_config import WanVAEConfig
 
 WORDS = ("a", "red", "green", "blue", "circle", "square", "triangle", "moves", "left", "right", "up", "down", "on")
 T5_DIM, CLIP_DIM = 16, 8

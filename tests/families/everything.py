@@ -16,12 +16,17 @@ from torch import Tensor, nn
 from longtake.contracts import Conditions, Known, LatentShape, Noised
 from longtake.data.latents.source import EncoderFacts, FileOf, ListedLatents, load_tensors, open_listed
 from longtake.data.rules import Companion, SampleRules
-from longtake.diffusion import ByKind, Euler, ObjectiveSection, Places, StraightFlow, Window, sample_loss, with_box
-from longtake.encoders import AutoencoderSection, ChunkedAutoencoder
-from longtake.families import Text
-from longtake.models import SequencePlan, Switch, TemporalAttention
+from longtake.diffusion.config import ObjectiveSection
+from longtake.diffusion.flow import StraightFlow
+from longtake.diffusion.known import ByKind, Places, Window, with_box
+from longtake.diffusion.objective import sample_loss
+from longtake.diffusion.solvers import Euler
+from longtake.encoders.autoencoder import ChunkedAutoencoder
+from longtake.encoders.autoencoder_config import AutoencoderSection
+from longtake.families.record import Text
+from longtake.models.attention import TemporalAttention
 from longtake.models.layers import patchify, timestep_features
-from longtake.models.plans import ANY
+from longtake.models.plans import ANY, SequencePlan, Switch
 from tests.buckets.own_law import TokenBudget
 from tests.families.plain import PLAIN, Plain, PlainConfig
 

@@ -17,11 +17,12 @@ from longtake.data.rules import SampleRules
 from longtake.diffusion.config import ObjectiveSection
 from longtake.diffusion.objective import Objective
 from longtake.diffusion.solvers import Solver
-from longtake.families import Family, Text
-from longtake.models import Attention, Exchange, ModelSection, SequencePlan, TensorSplit
+from longtake.families.record import Family, Text
+from longtake.models.attention import Attention
+from longtake.models.config import ModelSection
 from longtake.models.initial import linear_uniform
 from longtake.models.layers import patchify, timestep_features, token_grid, unpatchify
-from longtake.models.plans import ANY, check_conditions
+from longtake.models.plans import ANY, Exchange, SequencePlan, TensorSplit, check_conditions
 from longtake.random import Purpose
 from longtake.weights.format import Format, Naming, WeightLayout
 from longtake.weights.lora import PEFT

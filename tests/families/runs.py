@@ -12,12 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from longtake.data import probe_table, write_video
+from longtake.data.clips.video import write_video
+from longtake.data.probing.probe import probe_table
 from longtake.families import registry
 from longtake.families.registry import register
-from longtake.parallel import Mesh, start_world
-from longtake.system import System, build_system
-from longtake.train import read_run
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.world import start_world
+from longtake.system.build import System, build_system
+from longtake.train.run_file import read_run
 from tests.data.made_clips import noise_frames
 from tests.families.everything import EVERYTHING
 from tests.families.plain import PLAIN

@@ -15,18 +15,24 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from longtake.contracts import Batch
-from longtake.data import Parcel, SlotLoader, write_video
+from longtake.data.clips.video import write_video
 from longtake.data.loading import workers
+from longtake.data.loading.loader import SlotLoader
+from longtake.data.loading.parcel import Parcel
 from longtake.families.cogvideox_known import MaskedVideo
 from longtake.families.registry import read_model
-from longtake.models import build_denoiser
+from longtake.models.build import build_denoiser
 from longtake.models.cogvideox_config import section_of
-from longtake.plan import Layout, Machine, MicroBatch, count_blocks, forecast_memory, plan_run
+from longtake.plan.blocks import count_blocks
+from longtake.plan.layout import Layout, MicroBatch
+from longtake.plan.machine import Machine
+from longtake.plan.memory import forecast_memory
+from longtake.plan.run import plan_run
 from longtake.presets import run_file
-from longtake.track import gpu_named
-from longtake.train import read_run
-from longtake.weights import ModelWeights
+from longtake.track.devices import gpu_named
+from longtake.train.run_file import read_run
 from longtake.weights.cogvideox import FORMAT
+from longtake.weights.model import ModelWeights
 from tests.cli.conftest import longtake
 from tests.models.golden_cogvideox import FOLDER, VARIANTS
 from tests.plan.trace import inputs, step_bytes

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from longtake.parallel import World
-from longtake.train import read_run, train
+from longtake.parallel.world import World
+from longtake.train.run import train
+from longtake.train.run_file import read_run
 from tests.cli.conftest import longtake
 from tests.families.test_cogvideox import SIZES
 from tests.ranks import Facts, on_ranks

@@ -15,12 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longtake.contracts import Batch, Bucket, LatentShape
-from longtake.diffusion import Places, Refs, Window
+from longtake.diffusion.known import Places, Refs, Window
 from longtake.families.cogvideox_known import GENERATION_LEVEL, HIDDEN, MaskedVideo, resized
 from longtake.families.cogvideox_masks import MASKS
 from longtake.random import OwnNumbers, uniforms
-from longtake.system import black_out
-from longtake.system.examples import known_of_batch
+from longtake.system.examples import black_out, known_of_batch
 from tests.models.golden_cogvideox import FOLDER
 
 CASES = json.loads((FOLDER / "data" / "masks.json").read_text())["masks"]

@@ -10,8 +10,8 @@ import pytest
 from longtake.contracts import UserError
 from longtake.models.cogvideox_config import published_config, section_of
 from longtake.presets import run_file
-from longtake.train import RunConfig, read_run
-from longtake.train.config import RunWithoutTable
+from longtake.train.config import RunConfig, RunWithoutTable
+from longtake.train.run_file import read_run
 from tests.encoders.tiny_weights import T5_DIM
 from tests.generate.test_published_pipeline import write_pipeline
 

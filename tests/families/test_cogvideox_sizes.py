@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from longtake.buckets import CostModel, Unused, assign, keyed_draw, plan_pass
-from longtake.buckets.assignment import read_law
+from longtake.buckets.assignment import assign, read_law
+from longtake.buckets.mix import CostModel
+from longtake.buckets.order import plan_pass
+from longtake.buckets.protocol import Unused, keyed_draw
 from longtake.contracts import Bucket, LatentShape
 from longtake.data.clips.transforms import cover_size, even_window, fit_frame
 from longtake.families.cogvideox_buckets import FunLaw, frames_of_tokens, fun_law, scale_downs, token_sizes

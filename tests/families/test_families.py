@@ -15,25 +15,23 @@ from rich.console import Console
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from longtake.checkpoint import list_checkpoints
+from longtake.checkpoint.runs import list_checkpoints
 from longtake.contracts import UserError
 from longtake.families import registry
 from longtake.families.registry import read_model, register
-from longtake.models import build_denoiser
-from longtake.parallel import World
-from longtake.plan import (
-    Layout,
-    Machine,
-    MicroBatch,
-    count_blocks,
-    forecast_memory,
-    forecast_time,
-    plan_run,
-    refuse_misfits,
-)
+from longtake.models.build import build_denoiser
+from longtake.parallel.world import World
+from longtake.plan.blocks import count_blocks
+from longtake.plan.layout import Layout, MicroBatch
+from longtake.plan.machine import Machine
+from longtake.plan.memory import forecast_memory
+from longtake.plan.remedies import refuse_misfits
+from longtake.plan.run import plan_run
+from longtake.plan.speed import forecast_time
 from longtake.system.room import forward_bytes
-from longtake.track import gpu_named
-from longtake.train import read_run, train
+from longtake.track.devices import gpu_named
+from longtake.train.run import train
+from longtake.train.run_file import read_run
 from tests.cli.conftest import longtake
 from tests.families.everything import EVERYTHING
 from tests.families.plain import PLAIN

@@ -11,16 +11,19 @@ import pytest
 import torch
 
 from longtake.contracts import UserError
-from longtake.data import read_frames, to_unit, write_video
+from longtake.data.clips.transforms import to_unit
+from longtake.data.clips.video import read_frames, write_video
 from longtake.data.rules import SampleRules
 from longtake.families.registry import register
-from longtake.generate import Request, resolve_source, sample_videos
 from longtake.generate.config import GenerateConfig
 from longtake.generate.prompts import Prompt
 from longtake.generate.requests import brought_by
-from longtake.generate.sample import branch_conditions, final_prompt, shape_asked
-from longtake.system import SamplingOption, System, build_encoders
-from longtake.train import read_run
+from longtake.generate.sample import Request, branch_conditions, final_prompt, sample_videos, shape_asked
+from longtake.generate.source import resolve_source
+from longtake.system.build import System
+from longtake.system.config import SamplingOption
+from longtake.system.encoders import build_encoders
+from longtake.train.run_file import read_run
 from tests.cli.conftest import longtake
 from tests.families.everything import EVERYTHING, Chunks, EverythingConfig
 from tests.families.plain import PLAIN

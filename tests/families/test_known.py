@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import Batch, Bucket, UserError
-from longtake.data import LatentStore, from_unit, to_unit
-from longtake.diffusion import Window
-from longtake.generate import Request, sample_videos
-from longtake.generate.sample import edited, sample_chains, seeded_noise
-from longtake.system import KnownDraw, SamplingOption, System, black_out
-from longtake.system.examples import clean_example
+from longtake.data.clips.transforms import from_unit, to_unit
+from longtake.data.latents.store import LatentStore
+from longtake.diffusion.known import Window
+from longtake.generate.sample import Request, edited, sample_chains, sample_videos, seeded_noise
+from longtake.system.build import System
+from longtake.system.config import SamplingOption
+from longtake.system.examples import KnownDraw, black_out, clean_example
 from tests.cli.conftest import longtake
 from tests.families.everything import EVERYTHING, ChunkConfig, Chunks
 from tests.families.runs import everything, registered, write_family

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from longtake.families import families
+from longtake.families.registry import families
 
 ROOT = Path(__file__).resolve().parents[2] / "longtake"
 ROOMS = ("models", "weights", "encoders", "families", "dialects", "presets", "configs")

@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from longtake.data import read_frames, write_video
-from longtake.models import STDiT3, build_denoiser
+from longtake.data.clips.video import read_frames, write_video
+from longtake.models.build import build_denoiser
+from longtake.models.stdit3 import STDiT3
 from longtake.presets import find_preset
 from longtake.train.run_file import read_run
 from tests.cli.conftest import longtake

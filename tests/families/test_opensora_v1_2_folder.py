@@ -13,13 +13,16 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.models import ModelSection, build_denoiser
-from longtake.parallel import Mesh, local_tensor, start_world
-from longtake.system import build_system
+from longtake.models.build import build_denoiser
+from longtake.models.config import ModelSection
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.shard import local_tensor
+from longtake.parallel.world import start_world
+from longtake.system.build import build_system
 from longtake.train.config import RunConfig
 from longtake.train.folder import RunFolder, starting_point
-from longtake.train.optimizer import WeightUpdate
 from longtake.train.optimizer.quantise import block_size, quantise, table
+from longtake.train.optimizer.update import WeightUpdate
 from longtake.train.run_file import read_run
 from longtake.train.start import Start, restore
 from tests.families.test_opensora_v1_2 import run

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from longtake.contracts import LatentShape, UserError
-from longtake.diffusion import Refs
+from longtake.diffusion.known import Refs
 from longtake.families.opensora_v1_2_kinds import KIND_PATTERN, NOTHING
 from longtake.families.opensora_v1_2_known import FrameMasks
 from longtake.families.opensora_v1_2_masks import to_make

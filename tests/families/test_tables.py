@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.data import read_frames, resize_crop, write_image, write_video
-from longtake.generate import check_request, generate, open_system, resolve_source
+from longtake.data.clips.transforms import resize_crop
+from longtake.data.clips.video import read_frames, write_image, write_video
 from longtake.generate import run as running
-from longtake.parallel import start_world
+from longtake.generate.checks import check_request
+from longtake.generate.run import generate, open_system
+from longtake.generate.source import resolve_source
+from longtake.parallel.world import start_world
 from tests.families.runs import SIZES, registered
 from tests.families.test_known import SHAPE, clean_of, run, video_of
 from tests.train.conftest import clips

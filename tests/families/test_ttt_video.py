@@ -14,13 +14,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from longtake.config import ConfigError
-from longtake.data import read_frames
-from longtake.families import published_sections
-from longtake.models import TTTVideoConfig
+from longtake.config.faults import ConfigError
+from longtake.data.clips.video import read_frames
+from longtake.families.registry import published_sections
+from longtake.models.ttt_video_config import TTTVideoConfig
 from longtake.presets import run_file
 from longtake.system.pretrained import open_pretrained
-from longtake.train import read_run, train_all
+from longtake.train.curriculum import train_all
+from longtake.train.run_file import read_run
 from tests.cli.conftest import longtake
 from tests.families.runs import SEGMENT, write_scenes
 from tests.train.runs import exact, metrics, train_here

@@ -16,11 +16,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from longtake.contracts import Batch, Slot, UserError
-from longtake.data import ClipTable, EncoderFacts, StoredDataset, open_clips
+from longtake.data.latents.dataset import StoredDataset
+from longtake.data.latents.source import EncoderFacts
 from longtake.data.probing import embedded
+from longtake.data.tables.mix import open_clips
+from longtake.data.tables.table import ClipTable
 from longtake.families.ttt_video_data import open_embeddings
-from longtake.system import empty_texts
-from longtake.train import RunConfig, read_run
+from longtake.system.encoders import empty_texts
+from longtake.train.config import RunConfig
+from longtake.train.run_file import read_run
 from tests.train.runs import metrics, train_here
 
 GOLDEN = load_file(Path(__file__).parents[1] / "golden" / "ttt_video" / "dataset_item.safetensors")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from longtake.config import ConfigError
-from longtake.data import read_frames
-from longtake.diffusion import ShiftedFlow
-from longtake.train import read_run
-from longtake.weights import read_adapters
+from longtake.config.faults import ConfigError
+from longtake.data.clips.video import read_frames
+from longtake.diffusion.flow_shifted import ShiftedFlow
+from longtake.train.run_file import read_run
+from longtake.weights.lora import read_adapters
 from longtake.weights.wan import FORMAT
 from tests.cli.conftest import longtake
 from tests.train.conftest import clips  # a fixture

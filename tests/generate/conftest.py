@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from longtake.generate import GenerateConfig, generate, open_system, resolve_source
-from longtake.parallel import World, local_tensor, start_world
-from longtake.system import System
-from longtake.train import Outcome
+from longtake.generate.config import GenerateConfig
+from longtake.generate.run import generate, open_system
+from longtake.generate.source import resolve_source
+from longtake.parallel.shard import local_tensor
+from longtake.parallel.world import World, start_world
+from longtake.system.build import System
+from longtake.train.run import Outcome
 from tests.generate.runs import make_run
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longtake.config import resolve
-from longtake.generate import GenerateConfig, Request, sample_videos
-from longtake.generate.sample import pixel_shape
-from longtake.parallel import Mesh, World, local_tensor, own_part, start_world
-from longtake.system import System, build_system
+from longtake.config.load import resolve
+from longtake.generate.config import GenerateConfig
+from longtake.generate.sample import Request, pixel_shape, sample_videos
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.shard import local_tensor, own_part
+from longtake.parallel.world import World, start_world
+from longtake.system.build import System, build_system
 from tests.encoders.tiny_weights import CLIP_DIM, T5_DIM
 from tests.precision import system_in_float64
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from longtake.data import probe_table
+from longtake.data.probing.probe import probe_table
 from longtake.data.shapes import make_shapes
-from longtake.train import Outcome, train_run
+from longtake.train.run import Outcome, train_run
 
 CONFIG = """
 exp_name = "run"

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from longtake import parallel
-from longtake.generate import open_system, resolve_source
-from longtake.parallel import World
+from longtake.generate.run import open_system
+from longtake.generate.source import resolve_source
+from longtake.parallel.compile import BlockCompiler
+from longtake.parallel.world import World
 from tests.encoders.conftest import described
 from tests.generate.on_peers import make, tiny_system
 
@@ -30,7 +32,7 @@ def test_compiled_blocks_make_the_video_of_eager_ones(
         graphs.append(graph)
         return graph
 
-    monkeypatch.setattr(parallel, "BlockCompiler", partial(parallel.BlockCompiler, backend=counted))
+    monkeypatch.setattr(parallel, "BlockCompiler", partial(BlockCompiler, backend=counted))
     options = {"text_osci": True, "num_steps": 12}  # steps of two branches, and of one
     eager = make(tiny_system(described, world), "still", **options)
     assert not graphs

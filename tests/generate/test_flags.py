@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
-from longtake.generate import resolve_source
 from longtake.generate.prompts import read_prompts
 from longtake.generate.read import read_flags
-from longtake.train import Outcome
+from longtake.generate.source import resolve_source
+from longtake.train.run import Outcome
 
 PRESET = str(Path(__file__).parents[2] / "configs" / "opensora_v2" / "inference" / "256px.py")
 

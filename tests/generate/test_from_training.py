@@ -11,14 +11,18 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from longtake.contracts import UserError
-from longtake.data import probe_table, resize_crop, write_image
+from longtake.data.clips.transforms import resize_crop
+from longtake.data.clips.video import write_image
+from longtake.data.probing.probe import probe_table
 from longtake.data.shapes import make_shapes
-from longtake.generate import check_request, generate_from, read_video, resolve_source
-from longtake.parallel import start_world
-from longtake.system import export_adapters
-from longtake.train import Outcome, train_run
-from longtake.weights import Adapter, save_adapters
-from longtake.weights.lora import layers_of
+from longtake.generate.checks import check_request
+from longtake.generate.run import generate_from, read_video
+from longtake.generate.source import resolve_source
+from longtake.parallel.world import start_world
+from longtake.system.export import export_adapters
+from longtake.train.run import Outcome, train_run
+from longtake.weights.adapters import Adapter
+from longtake.weights.lora import layers_of, save_adapters
 from longtake.weights.mmdit import FORMAT
 from tests.generate.runs import keep_written
 

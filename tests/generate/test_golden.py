@@ -14,14 +14,20 @@ from PIL import Image
 from torch import Tensor
 
 from longtake.contracts import Known, LatentShape
-from longtake.diffusion import EndWindows, RectifiedFlow, Window, make_known
+from longtake.diffusion.flow import RectifiedFlow
+from longtake.diffusion.known import Window, make_known
+from longtake.diffusion.windows import EndWindows
 from longtake.encoders.autoencoder import Autoencoder
-from longtake.generate import GenerateConfig, Prompt, Video
 from longtake.generate import sample as sampling
+from longtake.generate.config import GenerateConfig
+from longtake.generate.prompts import Prompt
 from longtake.generate.references import file_of
+from longtake.generate.requests import Video
 from longtake.generate.run import sample_batch
-from longtake.parallel import Mesh, World
-from longtake.system import Encoders, System
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.world import World
+from longtake.system.build import System
+from longtake.system.encoders import Encoders
 from tests.diffusion.golden import read_tensors
 from tests.diffusion.test_conditions import stand_in_encode
 from tests.diffusion.test_golden_runs import load_model, pack

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from longtake.generate import sample
-from longtake.parallel import World
-from longtake.system import System
+from longtake.parallel.world import World
+from longtake.system.build import System
 from tests.encoders.conftest import described
 from tests.generate.on_peers import make, make_mixed, tiny_system
 from tests.precision import apart, system_in_float64

@@ -12,12 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from longtake.data import from_unit, resize_crop, write_image, write_video
-from longtake.generate import GenerateConfig, Request, Video, generate, open_system, resolve_source
+from longtake.data.clips.transforms import from_unit, resize_crop
+from longtake.data.clips.video import write_image, write_video
 from longtake.generate import run as running
-from longtake.generate.sample import known_of_requests, pixel_shape, sample_chains, sample_videos
-from longtake.parallel import World, local_tensor
-from longtake.system import SamplingOption, System
+from longtake.generate.config import GenerateConfig
+from longtake.generate.requests import Video
+from longtake.generate.run import generate, open_system
+from longtake.generate.sample import Request, known_of_requests, pixel_shape, sample_chains, sample_videos
+from longtake.generate.source import resolve_source
+from longtake.parallel.shard import local_tensor
+from longtake.parallel.world import World
+from longtake.system.build import System
+from longtake.system.config import SamplingOption
 from tests.generate.runs import keep_written
 from tests.precision import within
 

@@ -16,17 +16,24 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longtake.contracts import LatentShape
-from longtake.data import to_unit
-from longtake.diffusion import Refs, VPrediction, VPredictionConfig
+from longtake.data.clips.transforms import to_unit
+from longtake.diffusion.config import VPredictionConfig
+from longtake.diffusion.known import Refs
+from longtake.diffusion.v_prediction import VPrediction
 from longtake.encoders.autoencoder import Autoencoder
 from longtake.families.cogvideox_known import MaskedVideo
-from longtake.generate import GenerateConfig, Prompt, Request, Video, checks
+from longtake.generate import checks
 from longtake.generate import requests as asking
 from longtake.generate import sample as sampling
+from longtake.generate.config import GenerateConfig
+from longtake.generate.prompts import Prompt
 from longtake.generate.references import known_pixels
-from longtake.generate.sample import joined, sample_chains
-from longtake.parallel import Mesh, World
-from longtake.system import Encoders, System
+from longtake.generate.requests import Video
+from longtake.generate.sample import Request, joined, sample_chains
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.world import World
+from longtake.system.build import System
+from longtake.system.encoders import Encoders
 from tests.families.test_cogvideox_masks import CAUSAL, MODEL, StandIn
 from tests.models.golden_cogvideox import FOLDER, golden_config, golden_model
 

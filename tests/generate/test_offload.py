@@ -10,11 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from longtake.encoders import WordsConfig
-from longtake.generate import GenerationSource, open_system, resolve_source
+from longtake.encoders.config import WordsConfig
 from longtake.generate.config import GenerateConfig
-from longtake.parallel import OffloadedWeights, World, local_tensor, start_world
-from longtake.system import System, encoders_on_host
+from longtake.generate.run import open_system
+from longtake.generate.source import GenerationSource, resolve_source
+from longtake.parallel.offloaded_weights import OffloadedWeights
+from longtake.parallel.shard import local_tensor
+from longtake.parallel.world import World, start_world
+from longtake.system.build import System
+from longtake.system.encoders import encoders_on_host
 from tests.encoders.conftest import described, weights
 from tests.generate.on_peers import make, tiny_system, tiny_tree
 

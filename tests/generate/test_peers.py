@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longtake.parallel import start_world
+from longtake.parallel.world import start_world
 from tests.encoders.conftest import described
 from tests.generate.on_peers import SIZES, Facts, make_all, make_exact, tiny_system
 from tests.precision import apart

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
-from longtake.generate import Prompt, read_prompts
+from longtake.generate.prompts import Prompt, read_prompts
 
 
 def write(path: Path, text: str, encoding: str = "utf-8") -> str:

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from longtake.generate import GenerateConfig
 from longtake.generate import sample as sampling
+from longtake.generate.config import GenerateConfig
 from longtake.generate.sample import Request, sample_videos, seeded_noise, step_noise
-from longtake.parallel import Mesh, start_world
-from longtake.system import SamplingOption, System, build_system
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.world import start_world
+from longtake.system.build import System, build_system
+from longtake.system.config import SamplingOption
 from tests.encoders.tiny_weights import T5_DIM, _randomise, tiny_t5
 from tests.models.golden_cogvideox import FOLDER
 from tests.precision import apart, system_in_float64

@@ -9,9 +9,10 @@ import torch
 from PIL import Image
 
 from longtake.contracts import LatentShape, UserError
-from longtake.data import write_image, write_video
-from longtake.diffusion import EndWindows, Window
-from longtake.families import OPENSORA_V2
+from longtake.data.clips.video import write_image, write_video
+from longtake.diffusion.known import Window
+from longtake.diffusion.windows import EndWindows
+from longtake.families.opensora_v2 import OPENSORA_V2
 from longtake.generate.references import frame_numbers, known_pixels, reference_faults
 
 CAUSAL = LatentShape(4, 4, 8, causal=True)

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from longtake.generate import GenerationSource, generate, open_system, resolve_source
 from longtake.generate.requests import plan_videos
 from longtake.generate.rounds import batches_of, rounds, share_out
-from longtake.parallel import World
+from longtake.generate.run import generate, open_system
+from longtake.generate.source import GenerationSource, resolve_source
 from longtake.parallel.config import divisors
+from longtake.parallel.world import World
 from tests.generate.on_peers import Facts, stir
 from tests.generate.runs import keep_written
 from tests.ranks import on_ranks

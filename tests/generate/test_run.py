@@ -7,10 +7,11 @@ import pytest
 from PIL import Image
 
 from longtake.contracts import UserError
-from longtake.data import probe_file
-from longtake.generate import check_request, read_video, resolve_source
+from longtake.data.probing.one_file import probe_file
+from longtake.generate.checks import check_request
 from longtake.generate.requests import claim_path
-from longtake.generate.run import stream_batch
+from longtake.generate.run import read_video, stream_batch
+from longtake.generate.source import resolve_source
 from tests.generate.runs import keep_written
 
 RED = "a red circle moves left"

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from longtake.contracts import UserError
-from longtake.generate import Request, sample_videos
-from longtake.generate.sample import final_prompt, pixel_shape, seeded_noise
-from longtake.system import SamplingOption, System
+from longtake.generate.sample import Request, final_prompt, pixel_shape, sample_videos, seeded_noise
+from longtake.system.build import System
+from longtake.system.config import SamplingOption
 from tests.precision import rounding
 
 RED = "a red circle moves left"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from longtake.generate import contact_sheet
+from longtake.generate.sheet import contact_sheet
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 

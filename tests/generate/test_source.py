@@ -9,15 +9,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from longtake.checkpoint import inspect
-from longtake.config import dump_config
+from longtake.checkpoint.contents import inspect
+from longtake.config.dump import dump_config
 from longtake.contracts import UserError
-from longtake.generate import generate_from, load_weights, open_system, read_video, resolve_source
-from longtake.generate.source import check_loaded
-from longtake.parallel import World, local_tensor
+from longtake.generate.run import generate_from, open_system, read_video
+from longtake.generate.source import check_loaded, load_weights, resolve_source
+from longtake.parallel.shard import local_tensor
+from longtake.parallel.world import World
 from longtake.presets import find_preset
-from longtake.system import export_model, trained_shapes
-from longtake.train import Outcome, read_run
+from longtake.system.export import export_model, trained_shapes
+from longtake.train.run import Outcome
+from longtake.train.run_file import read_run
 from tests.train.runs import run_command
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtake.data import write_image
-from longtake.generate import read_video
-from longtake.train import Outcome
+from longtake.data.clips.video import write_image
+from longtake.generate.run import read_video
+from longtake.train.run import Outcome
 from tests.precision import within
 from tests.train.runs import finish, start
 

@@ -12,8 +12,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from longtake.contracts import Conditions
-from longtake.models import MMDiT, MMDiTConfig
+from longtake.models.config import MMDiTConfig
 from longtake.models.layers import patchify, timestep_features, unpatchify
+from longtake.models.mmdit import MMDiT
 from tests.precision import within
 
 FOLDER = Path(__file__).parents[1] / "golden" / "opensora_v2"

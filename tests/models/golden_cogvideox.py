@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longtake.contracts import Conditions
-from longtake.models import CogVideoX, CogVideoXConfig
-from longtake.models.cogvideox_config import section_of
-from longtake.weights import ModelWeights
+from longtake.models.cogvideox import CogVideoX
+from longtake.models.cogvideox_config import CogVideoXConfig, section_of
 from longtake.weights.cogvideox import FORMAT
+from longtake.weights.model import ModelWeights
 
 FOLDER = Path(__file__).parents[1] / "golden" / "cogvideox"
 KINDS = ("t2v_2b", "t2v_5b", "i2v_5b", "i2v_1p5", "fun_inp_2b", "fun_inp_5b", "fun_inp_1p5")

@@ -12,8 +12,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from longtake.contracts import Conditions
-from longtake.models import STDiT3, STDiT3Config
-from longtake.weights import ModelWeights
+from longtake.models.stdit3 import STDiT3
+from longtake.models.stdit3_config import STDiT3Config
+from longtake.weights.model import ModelWeights
 from longtake.weights.stdit3 import FORMAT
 
 FOLDER = Path(__file__).parents[1] / "golden" / "opensora_v1_2"

@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from longtake.contracts import Conditions
-from longtake.models import TTTVideo, TTTVideoConfig
 from longtake.models.layers import RotaryPositions
 from longtake.models.segments import Segments
 from longtake.models.ttt import TTT, ScanOrder
-from longtake.weights import ModelWeights
+from longtake.models.ttt_video import TTTVideo
+from longtake.models.ttt_video_config import TTTVideoConfig
+from longtake.weights.model import ModelWeights
 from longtake.weights.ttt_video import FORMAT
 
 FOLDER = Path(__file__).parents[1] / "golden" / "ttt_video"

@@ -17,9 +17,9 @@ from safetensors.torch import load
 from torch import Tensor
 
 from longtake.contracts import Conditions
-from longtake.models import Wan, WanConfig
-from longtake.models.wan_config import section_of
-from longtake.weights import ModelWeights
+from longtake.models.wan import Wan
+from longtake.models.wan_config import WanConfig, section_of
+from longtake.weights.model import ModelWeights
 from longtake.weights.wan import FORMAT
 
 FOLDER = Path(__file__).parents[1] / "golden" / "wan"

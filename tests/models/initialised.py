@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from longtake.models import initial_values
+from longtake.models.initial import initial_values
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.attention import current_flash_attention_impl
 
 from longtake.contracts import UserError
-from longtake.models import Attention, check_attention
 from longtake.models import attention as module
+from longtake.models.attention import Attention, check_attention
 from longtake.models.attention_kernels import Kernel, attend, attend_backward
 from longtake.models.attention_op import attention
 from longtake.models.config import Backend

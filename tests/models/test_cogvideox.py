@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.contracts import UserError
-from longtake.models import CogVideoX, CogVideoXConfig, build_denoiser
-from longtake.models.cogvideox_config import published_config, section_of
+from longtake.models.build import build_denoiser
+from longtake.models.cogvideox import CogVideoX
+from longtake.models.cogvideox_config import CogVideoXConfig, published_config, section_of
 from longtake.models.cogvideox_positions import GridRotations, LearnedPositions, SinePositions, region_in, resized
 from longtake.weights.cogvideox import DIFFUSERS, FORMAT
 from longtake.weights.conversion import ConvertedWeights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from longtake.models import MMDiTConfig
+from longtake.models.config import MMDiTConfig
 
 
 def test_defaults_are_open_sora_2() -> None:

@@ -9,7 +9,8 @@ import torch
 
 from longtake.models import attention
 from longtake.models.failures import Report, failure_of
-from longtake.parallel import BlockStore, host
+from longtake.parallel import host
+from longtake.parallel.offload import BlockStore
 from longtake.plan import measure
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -6,7 +6,9 @@ import pytest
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from longtake.models import MMDiT, MMDiTConfig, build_denoiser
+from longtake.models.build import build_denoiser
+from longtake.models.config import MMDiTConfig
+from longtake.models.mmdit import MMDiT
 from tests.models.golden import random_inputs
 from tests.parallel.blocks import set_blocks
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from longtake import random
-from longtake.models import MMDiT, initial
+from longtake.models import initial
+from longtake.models.mmdit import MMDiT
 from longtake.random import parameter_uniforms
 from tests.models.golden import random_inputs, tiny_config
 from tests.models.initialised import initialise

@@ -9,18 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from longtake.contracts import UserError
-from longtake.models import (
-    AdapterSize,
-    LoraConfig,
-    LoraLinear,
-    MMDiT,
-    MMDiTConfig,
-    adapt,
-    freeze,
-    frozen_names,
-    initial_values,
-    target_layers,
-)
+from longtake.models.config import LoraConfig, MMDiTConfig
+from longtake.models.initial import initial_values
+from longtake.models.lora import AdapterSize, LoraLinear, adapt, freeze, frozen_names, target_layers
+from longtake.models.mmdit import MMDiT
 from longtake.weights.mmdit import FORMAT
 from tests.models.golden import random_inputs, tiny_config
 from tests.models.initialised import initialise

@@ -13,7 +13,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.contracts import UserError
-from longtake.models import MMDiT, MMDiTConfig, build_denoiser
+from longtake.models.build import build_denoiser
+from longtake.models.config import MMDiTConfig
+from longtake.models.mmdit import MMDiT
 from tests.models.golden import (
     CASES,
     FOLDER,
@@ -52,7 +54,7 @@ def test_full_size_models_have_the_names_shapes_and_counts_of_the_reference(name
 
 def test_import_loads_no_package_that_a_model_does_not_need() -> None:
     code = (
-        "import sys; from longtake.models import MMDiT; "
+        "import sys; from longtake.models.mmdit import MMDiT; "
         "print([m for m in ('av', 'pyarrow', 'safetensors', 'tensorboard', 'typer', 'wandb') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from longtake.models import MMDiT, MMDiTConfig, TensorSplit
+from longtake.models.config import MMDiTConfig
+from longtake.models.mmdit import MMDiT
+from longtake.models.plans import TensorSplit
 from tests.models.golden import tiny_config
 from tests.models.initialised import initialise
 

@@ -13,12 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.contracts import UserError
-from longtake.models import STDiT3, STDiT3Config, build_denoiser
+from longtake.models.build import build_denoiser
 from longtake.models.layers import rotate_interleaved, timestep_features
-from longtake.models.stdit3 import add_gated, modulate
-from longtake.models.stdit3_config import published_config, section_of
+from longtake.models.stdit3 import STDiT3, add_gated, modulate
+from longtake.models.stdit3_config import STDiT3Config, published_config, section_of
 from longtake.models.stdit3_inputs import FramePositions, frame_frequencies, sine_positions
-from longtake.parallel import missing_compiler
+from longtake.parallel.compile import missing_compiler
 from tests.models.golden_stdit3 import FOLDER, golden_model, inputs_of, random_inputs, read_golden, tiny_config
 from tests.models.initialised import initialise
 from tests.precision import rounding

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from longtake.models import fit
+from longtake.models.law import fit
 from longtake.models.trace import _known_result
 
 ATEN = torch.ops.aten

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from longtake.models import Trace
 from longtake.models.scratch import SCRATCH
+from longtake.models.trace import Trace
 from longtake.models.ttt_scan import segment_length
 from tests.models.test_trace import meta
 from tests.models.triton_cases import ROOT, assert_kernels_agree

@@ -14,10 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.contracts import Conditions, UserError
-from longtake.models import TTTVideo, TTTVideoConfig, build_denoiser
+from longtake.models.build import build_denoiser
 from longtake.models.layers import RotaryPositions, join_positions
 from longtake.models.segments import SegmentAttention, Segments, Share, TokenRows
-from longtake.models.ttt_video import SegmentBlock, Where
+from longtake.models.ttt_video import SegmentBlock, TTTVideo, Where
+from longtake.models.ttt_video_config import TTTVideoConfig
 from longtake.weights.conversion import ConvertedWeights
 from longtake.weights.ttt_video import FORMAT, PUBLISHED
 from tests.models.golden_ttt_video import (

@@ -16,9 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.contracts import UserError
-from longtake.models import Wan, WanConfig, build_denoiser, layers
-from longtake.models.wan import THETA, time_features
-from longtake.models.wan_config import official_config, published_config, section_of
+from longtake.models import layers
+from longtake.models.build import build_denoiser
+from longtake.models.wan import THETA, Wan, time_features
+from longtake.models.wan_config import WanConfig, official_config, published_config, section_of
 from longtake.weights.conversion import ConvertedWeights
 from longtake.weights.references import wan as reference_of
 from longtake.weights.wan import DIFFUSERS, FORMAT

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from longtake.parallel import BlockCompiler, BlockStore, CurrentLevel, Level, TokenCut, recompute_and_compile
+from longtake.parallel.compile import BlockCompiler, recompute_and_compile
+from longtake.parallel.offload import BlockStore
+from longtake.parallel.recomputation import CurrentLevel, Level
+from longtake.parallel.tokens import TokenCut
 
 
 def set_blocks(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from longtake.parallel import start_world
+from longtake.parallel.world import start_world
 from tests.parallel.matrix import TABLES
 from tests.parallel.one_step import compare
 from tests.parallel.plays import degrees_and_groups, degrees_of_forwards, forwards_of_peers

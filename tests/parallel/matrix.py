@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from longtake.models import CogVideoXConfig, STDiT3Config, TTTVideoConfig, WanConfig
+from longtake.models.cogvideox_config import CogVideoXConfig
+from longtake.models.stdit3_config import STDiT3Config
+from longtake.models.ttt_video_config import TTTVideoConfig
+from longtake.models.wan_config import WanConfig
 from tests.parallel.one_step import Case
 
 Table = Mapping[int, Mapping[str, Case]]  # processes -> name

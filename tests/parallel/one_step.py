@@ -13,25 +13,19 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 
-from longtake.models import LoraConfig, MMDiTConfig, adapt, build_denoiser
-from longtake.parallel import (
-    BlockCompiler,
-    CurrentLevel,
-    Level,
-    Mesh,
-    ParallelConfig,
-    TokenCut,
-    World,
-    cut_model,
-    initialise_sharded,
-    local_tensor,
-    own_part,
-    recompute_and_compile,
-    shard_model,
-)
+from longtake.models.build import build_denoiser
+from longtake.models.config import LoraConfig, MMDiTConfig
+from longtake.models.lora import adapt
+from longtake.parallel.compile import BlockCompiler, recompute_and_compile
+from longtake.parallel.config import ParallelConfig
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.recomputation import CurrentLevel, Level
+from longtake.parallel.shard import cut_model, initialise_sharded, local_tensor, own_part, shard_model
+from longtake.parallel.tokens import TokenCut
+from longtake.parallel.world import World
 from longtake.system.float8 import use_float8
 from longtake.system.lora import adapter_sizes
-from longtake.train.optimizer import ShardedAdamW, clip_scale
+from longtake.train.optimizer.sharded import ShardedAdamW, clip_scale
 from tests.models.initialised import initialise
 from tests.parallel.tiny import FAMILIES, micro_loss, stir
 from tests.precision import within

@@ -10,16 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from longtake.contracts import UserError
-from longtake.models import MMDiT
-from longtake.parallel import (
-    Mesh,
-    ParallelConfig,
-    TokenCut,
-    World,
-    cut_model,
-    initialise_sharded,
-    shard_model,
-)
+from longtake.models.mmdit import MMDiT
+from longtake.parallel.config import ParallelConfig
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.shard import cut_model, initialise_sharded, shard_model
+from longtake.parallel.tokens import TokenCut
+from longtake.parallel.world import World
 from tests.models.initialised import initialise
 from tests.parallel.blocks import set_blocks
 from tests.parallel.one_step import whole

@@ -15,9 +15,11 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from longtake.generate import generate, open_system, resolve_source
-from longtake.parallel import World
-from longtake.train import read_run, train
+from longtake.generate.run import generate, open_system
+from longtake.generate.source import resolve_source
+from longtake.parallel.world import World
+from longtake.train.run import train
+from longtake.train.run_file import read_run
 from tests.ranks import Facts
 from tests.train.runs import metrics
 

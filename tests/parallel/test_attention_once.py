@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from longtake.contracts import Conditions
-from longtake.models import attention_kernels, build_denoiser, example_conditions
-from longtake.parallel import BlockCompiler, Level, saved_as
+from longtake.models import attention_kernels
+from longtake.models.build import build_denoiser, example_conditions
+from longtake.parallel.compile import BlockCompiler
+from longtake.parallel.recomputation import Level, saved_as
 from tests.parallel.blocks import set_blocks
 from tests.plan.test_blocks import FAMILIES
 from tests.precision import within

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from longtake.buckets import Forward, deal
-from longtake.parallel import BucketPeers, World, start_world
-from longtake.train import read_run, stream, train
+from longtake.buckets.dealing import Forward, deal
+from longtake.parallel.degrees import BucketPeers
+from longtake.parallel.world import World, start_world
+from longtake.train import stream
+from longtake.train.run import train
+from longtake.train.run_file import read_run
 from tests.ranks import Facts, on_ranks
 from tests.train.conftest import clips
 from tests.train.runs import exact, finish, kill, metrics, start, state_of, steps_saved, wait_until, write_config

@@ -18,21 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from longtake.contracts import Bucket, UserError
-from longtake.models import MMDiT, MMDiTConfig
-from longtake.parallel import (
-    BlockCompiler,
-    CurrentLevel,
-    Level,
-    Mesh,
-    ParallelConfig,
-    World,
-    cut_model,
-    initialise_sharded,
-    shard_model,
-    use_compile_cache,
-)
-from longtake.parallel.compile import keep_exchanges_in_order
+from longtake.models.config import MMDiTConfig
+from longtake.models.mmdit import MMDiT
+from longtake.parallel.compile import BlockCompiler, keep_exchanges_in_order, use_compile_cache
+from longtake.parallel.config import ParallelConfig
 from longtake.parallel.exchange import EXCHANGES, CountedGroup, Lengths, gather_tokens
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.recomputation import CurrentLevel, Level
+from longtake.parallel.shard import cut_model, initialise_sharded, shard_model
+from longtake.parallel.world import World
 from tests.models.golden import random_inputs, tiny_config
 from tests.models.initialised import initialise
 from tests.parallel.blocks import set_blocks
@@ -247,7 +241,7 @@ def launched(cache: Path, again: int) -> list[int]:
     """
     code = (
         "import torch\n"
-        "from longtake.parallel import BlockCompiler, use_compile_cache\n"
+        "from longtake.parallel.compile import BlockCompiler, use_compile_cache\n"
         "from tests.parallel.test_compile import BUCKETS, SINGLE_BLOCKS, built, distance\n"
         f"use_compile_cache({str(cache)!r})\n"
         f"model = built(BlockCompiler(), (0, {again}), SINGLE_BLOCKS, ('linear2',))\n"

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from longtake.contracts import Bucket, UserError
-from longtake.parallel import BucketPeers, Mesh, ParallelConfig, bucket_degrees, check_bucket_sequence
+from longtake.parallel.config import ParallelConfig
+from longtake.parallel.degrees import BucketPeers, bucket_degrees, check_bucket_sequence
+from longtake.parallel.mesh import Mesh
 from tests.train.optimizer.test_schedule import run_config
 
 TOKENS = {("256px", 1): 900, ("256px", 33): 2_600, ("256px", 129): 7_800, ("768px", 1): 4_000}

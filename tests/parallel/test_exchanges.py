@@ -14,9 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longtake.models import Attention, Exchange, Halo, SequencePlan, Sum, Switch
-from longtake.parallel import Mesh, ParallelConfig, TokenCut, World
+from longtake.models.attention import Attention
+from longtake.models.plans import Exchange, Halo, SequencePlan, Sum, Switch
+from longtake.parallel.config import ParallelConfig
+from longtake.parallel.mesh import Mesh
 from longtake.parallel.shard import cut_among
+from longtake.parallel.tokens import TokenCut
+from longtake.parallel.world import World
 from tests.precision import within
 from tests.ranks import Facts, on_ranks
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longtake.parallel import World
+from longtake.parallel.world import World
 from tests.parallel.matrix import SELECTIVE, SMALL
 from tests.parallel.one_step import Case, Step, differences, step_alone, step_on, whole
 from tests.precision import within

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from longtake.parallel import HostWeights, World, fill_frozen, frozen_bytes, frozen_mesh, local_tensor, shard_frozen
+from longtake.parallel.frozen import HostWeights, fill_frozen, frozen_bytes, frozen_mesh, shard_frozen
+from longtake.parallel.shard import local_tensor
+from longtake.parallel.world import World
 from tests.ranks import Facts, on_ranks
 
 WIDTH = 24

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from longtake.contracts import UserError
-from longtake.parallel import ParallelConfig, resolve_degrees
+from longtake.parallel.config import ParallelConfig, resolve_degrees
 from tests.parallel.conftest import Worlds
 from tests.ranks import Facts
 

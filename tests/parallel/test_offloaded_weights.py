@@ -10,7 +10,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from longtake.parallel import OffloadedWeights, World, local_tensor, start_world
+from longtake.parallel.offloaded_weights import OffloadedWeights
+from longtake.parallel.shard import local_tensor
+from longtake.parallel.world import World, start_world
 
 CPU = torch.device("cpu")
 

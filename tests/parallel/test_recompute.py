@@ -12,20 +12,15 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.flop_counter import FlopCounterMode
 
 from longtake.contracts import Bucket, Conditions, UserError
-from longtake.models import Attention, MMDiT, MMDiTConfig, TTTVideo
+from longtake.models.attention import Attention
+from longtake.models.config import MMDiTConfig
+from longtake.models.mmdit import MMDiT
 from longtake.models.segments import Segments
 from longtake.models.ttt import inner_flops
-from longtake.parallel import (
-    BlockCompiler,
-    BlockStore,
-    CurrentLevel,
-    Level,
-    Saved,
-    check_level,
-    level_and_counts,
-    saved_by_list,
-)
-from longtake.parallel.offload import Room
+from longtake.models.ttt_video import TTTVideo
+from longtake.parallel.compile import BlockCompiler
+from longtake.parallel.offload import BlockStore, Room
+from longtake.parallel.recomputation import CurrentLevel, Level, Saved, check_level, level_and_counts, saved_by_list
 from tests.models import flash_attention_3, golden_ttt_video
 from tests.models.initialised import initialise
 from tests.parallel.blocks import set_blocks

@@ -8,17 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from longtake.models import MMDiT
-from longtake.parallel import (
-    BlockCompiler,
-    BlockStore,
-    Mesh,
-    ParallelConfig,
-    World,
-    cut_model,
-    initialise_sharded,
-    shard_model,
-)
+from longtake.models.mmdit import MMDiT
+from longtake.parallel.compile import BlockCompiler
+from longtake.parallel.config import ParallelConfig
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.offload import BlockStore
+from longtake.parallel.shard import cut_model, initialise_sharded, shard_model
+from longtake.parallel.world import World
 from tests.models.initialised import initialise
 from tests.parallel.blocks import set_blocks
 from tests.parallel.one_step import whole

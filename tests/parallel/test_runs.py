@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from longtake.checkpoint import inspect, load_tensors, resolve
+from longtake.checkpoint.contents import inspect
+from longtake.checkpoint.load import load_tensors
+from longtake.checkpoint.runs import resolve
 from tests.parallel.conftest import Worlds
 from tests.parallel.runs_on_peers import CONTINUED_ON, STEPS
 from tests.ranks import Facts

@@ -12,19 +12,13 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
-from longtake.models import LoraConfig, MMDiTConfig, build_denoiser
-from longtake.parallel import (
-    Mesh,
-    ParallelConfig,
-    World,
-    gather_anew,
-    initialise_sharded,
-    local_tensor,
-    offloads,
-    shard_model,
-    start_world,
-)
-from longtake.system import SystemConfig
+from longtake.models.build import build_denoiser
+from longtake.models.config import LoraConfig, MMDiTConfig
+from longtake.parallel.config import ParallelConfig
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.shard import gather_anew, initialise_sharded, local_tensor, offloads, shard_model
+from longtake.parallel.world import World, start_world
+from longtake.system.config import SystemConfig
 from longtake.system.lora import choose_trained
 from tests.models.golden import random_inputs, tiny_config
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longtake.parallel import RowShare, TileShare, World
-from longtake.parallel.shared_work import deal
+from longtake.parallel.shared_work import RowShare, TileShare, deal
+from longtake.parallel.world import World
 from tests.ranks import Facts, on_ranks
 
 

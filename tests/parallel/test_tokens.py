@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from longtake.parallel import TokenCut, TokenPeers
-from longtake.parallel.tokens import share
+from longtake.parallel.mesh import TokenPeers
+from longtake.parallel.tokens import TokenCut, share
 
 
 def peers(sequence: int, tensor: int, index: int) -> TokenPeers:

@@ -13,17 +13,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from longtake.contracts import UserError
-from longtake.parallel import (
-    Mesh,
-    ParallelConfig,
-    World,
-    initialise_sharded,
-    local_tensor,
-    own_part,
-    shard_model,
-    start_world,
-)
-from longtake.parallel.world import _LAST_HOST_SECONDS, allocator_settings
+from longtake.parallel.config import ParallelConfig
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.shard import initialise_sharded, local_tensor, own_part, shard_model
+from longtake.parallel.world import _LAST_HOST_SECONDS, World, allocator_settings, start_world
 from tests.forks import on_processes
 from tests.train.runs import free_port
 

@@ -10,8 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from longtake.contracts import Conditions
-from longtake.models import CogVideoXConfig, MMDiTConfig, STDiT3Config, TTTVideoConfig, WanConfig
+from longtake.models.cogvideox_config import CogVideoXConfig
+from longtake.models.config import MMDiTConfig
 from longtake.models.initial import linear_uniform
+from longtake.models.stdit3_config import STDiT3Config
+from longtake.models.ttt_video_config import TTTVideoConfig
+from longtake.models.wan_config import WanConfig
 from longtake.system.lora import fill, start_adapters
 from longtake.weights import cogvideox, mmdit, stdit3, ttt_video, wan
 from longtake.weights.format import Format

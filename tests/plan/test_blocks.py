@@ -10,7 +10,11 @@ import pytest
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.models import CogVideoXConfig, Law, MMDiTConfig, STDiT3Config, TTTVideoConfig
+from longtake.models.cogvideox_config import CogVideoXConfig
+from longtake.models.config import MMDiTConfig
+from longtake.models.law import Law
+from longtake.models.stdit3_config import STDiT3Config
+from longtake.models.ttt_video_config import TTTVideoConfig
 from longtake.plan import blocks
 from longtake.plan.layout import Layout, MicroBatch
 from tests.families.plain import Plain, PlainConfig

@@ -11,14 +11,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from longtake.models import LoraConfig, build_denoiser, denoiser_class, example_conditions
-from longtake.parallel import BlockCompiler, Level, Mesh, ParallelConfig, TokenCut, World, cut_model
+from longtake.models.build import build_denoiser, denoiser_class, example_conditions
+from longtake.models.config import LoraConfig
+from longtake.parallel.compile import BlockCompiler
+from longtake.parallel.config import ParallelConfig
+from longtake.parallel.mesh import Mesh
 from longtake.parallel.offload import tensors_in
-from longtake.plan import Layout, MicroBatch, Upkeep, trace_cache
+from longtake.parallel.recomputation import Level
+from longtake.parallel.shard import cut_model
+from longtake.parallel.tokens import TokenCut
+from longtake.parallel.world import World
+from longtake.plan import trace_cache
+from longtake.plan.layout import Layout, MicroBatch, Upkeep
 from longtake.plan.memory import placed_blocks
 from longtake.plan.parameters import block_names
 from longtake.plan.trace_cache import traced_before
-from longtake.system import SystemConfig
+from longtake.system.config import SystemConfig
 from longtake.system.lora import choose_trained
 from tests.parallel.blocks import set_blocks
 from tests.plan.test_blocks import FAMILIES

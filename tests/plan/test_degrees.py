@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
-from longtake.parallel import World
-from longtake.plan import Machine, ProbeStep, RunPlan, find_remedies, plan_json, plan_run, probe_entries
-from longtake.plan.report import entry_head, entry_rows, layout_words
-from longtake.track import gpu_named
-from longtake.train.optimizer import WeightUpdate
+from longtake.parallel.world import World
+from longtake.plan.machine import Machine
+from longtake.plan.probe import ProbeStep, probe_entries
+from longtake.plan.remedies import find_remedies
+from longtake.plan.report import entry_head, entry_rows, layout_words, plan_json
+from longtake.plan.run import RunPlan, plan_run
+from longtake.track.devices import gpu_named
+from longtake.train.optimizer.update import WeightUpdate
 from tests.plan.runs import run_config, write_table
 from tests.ranks import Facts, on_ranks
 

@@ -7,22 +7,20 @@ from typing import Any
 import pytest
 
 from longtake.contracts import Bucket
-from longtake.encoders import (
-    EncodeCost,
-    HunyuanVAEConfig,
-    T5EncoderConfig,
-    autoencoder_cost,
-    seen,
-    text_cost,
-)
-from longtake.plan import Machine, RunPlan, plan_json, plan_run, work
+from longtake.encoders.autoencoder_config import HunyuanVAEConfig
+from longtake.encoders.config import T5EncoderConfig
+from longtake.encoders.cost import EncodeCost, autoencoder_cost, seen, text_cost
+from longtake.plan import work
 from longtake.plan.layout import Layout
+from longtake.plan.machine import Machine
 from longtake.plan.memory import forecast_memory
-from longtake.plan.report import entry_head, entry_rows
+from longtake.plan.report import entry_head, entry_rows, plan_json
+from longtake.plan.run import RunPlan, plan_run
 from longtake.plan.work import read_layout, read_work
 from longtake.presets import find_preset
-from longtake.track import gpu_named
-from longtake.train import RunWithoutTable, read_run
+from longtake.track.devices import gpu_named
+from longtake.train.config import RunWithoutTable
+from longtake.train.run_file import read_run
 from tests.plan.runs import run_config
 
 MACHINE = Machine(gpu_named("h200"), efficiency=0.4)

@@ -9,8 +9,11 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from longtake.plan import Failures, Machine, RunPlan, failure_words, forecast_failures, plan_json, plan_run
-from longtake.track import gpu_named
+from longtake.plan.failures import Failures, failure_words, forecast_failures
+from longtake.plan.machine import Machine
+from longtake.plan.report import plan_json
+from longtake.plan.run import RunPlan, plan_run
+from longtake.track.devices import gpu_named
 from tests.plan.runs import run_config
 
 

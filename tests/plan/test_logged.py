@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from longtake.plan import Machine, as_logged, compare_with_log, logged_words, plan_run, update_seconds
-from longtake.track import gpu_named
+from longtake.plan.logged import as_logged, compare_with_log, logged_words
+from longtake.plan.machine import Machine
+from longtake.plan.run import plan_run
+from longtake.plan.speed import update_seconds
+from longtake.track.devices import gpu_named
 from tests.plan.runs import run_config
 
 

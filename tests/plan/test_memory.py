@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from longtake.models import LoraConfig, MMDiTConfig, build_denoiser
-from longtake.models.config import ModelSection
+from longtake.models.build import build_denoiser
+from longtake.models.config import LoraConfig, MMDiTConfig, ModelSection
 from longtake.models.stdit3_config import STDiT3Config
 from longtake.models.ttt_video_config import TTTVideoConfig
-from longtake.plan import Layout, Memory, MicroBatch, Upkeep, count_blocks, count_weights, forecast_memory
-from longtake.plan.blocks import Block, saved_outputs
-from longtake.plan.layout import EIGHT_BIT_BYTES
+from longtake.plan.blocks import Block, count_blocks, saved_outputs
+from longtake.plan.layout import EIGHT_BIT_BYTES, Layout, MicroBatch, Upkeep
 from longtake.plan.machine import FORECAST_ERROR
-from longtake.plan.memory import placed_blocks
-from longtake.train.optimizer import ShardedAdamW
+from longtake.plan.memory import Memory, forecast_memory, placed_blocks
+from longtake.plan.parameters import count_weights
 from longtake.train.optimizer.ema import Ema
 from longtake.train.optimizer.quantise import block_size
+from longtake.train.optimizer.sharded import ShardedAdamW
 from tests.plan.runs import run_config
 from tests.plan.trace import block_saved_bytes, norms_as_on_cuda, step_bytes
 

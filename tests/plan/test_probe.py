@@ -10,22 +10,14 @@ import pytest
 import torch
 
 from longtake.contracts import Bucket, UserError
-from longtake.parallel import start_world
-from longtake.plan import (
-    Machine,
-    Measured,
-    ProbeStep,
-    RunPlan,
-    as_measured,
-    check_probe,
-    plan_json,
-    plan_run,
-    probe_entries,
-    update_seconds,
-)
-from longtake.plan.report import stage_words
-from longtake.track import gpu_named
-from longtake.train.optimizer import WeightUpdate
+from longtake.parallel.world import start_world
+from longtake.plan.machine import Machine
+from longtake.plan.probe import Measured, ProbeStep, as_measured, check_probe, probe_entries
+from longtake.plan.report import plan_json, stage_words
+from longtake.plan.run import RunPlan, plan_run
+from longtake.plan.speed import update_seconds
+from longtake.track.devices import gpu_named
+from longtake.train.optimizer.update import WeightUpdate
 from tests.plan.runs import run_config
 
 

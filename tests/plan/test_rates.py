@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from longtake.models.attention import Attention, MaskedAttention
-from longtake.parallel import start_world
-from longtake.plan import Machine, Rates, keep_rates, measure, measured_rates, plan_run
-from longtake.track import gpu_named
+from longtake.parallel.world import start_world
+from longtake.plan import measure
+from longtake.plan.machine import Machine
+from longtake.plan.rates import Rates, keep_rates, measured_rates
+from longtake.plan.run import plan_run
+from longtake.track.devices import gpu_named
 from tests.plan.runs import run_config
 
 MEASURED = Rates(5e14, {128: (4e14, 3e14)}, 1e14, 3e12, 2e11, 3e10, 5e-6, "measured here")

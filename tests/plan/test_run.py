@@ -12,24 +12,18 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.pages import money, number
-from longtake.parallel import start_world
-from longtake.plan import (
-    CPU,
-    Machine,
-    blocks,
-    find_remedies,
-    forecast_failures,
-    plan_json,
-    plan_run,
-    refuse_misfits,
-    update_seconds,
-    write_html,
-)
+from longtake.parallel.world import start_world
+from longtake.plan import blocks
 from longtake.plan.batches import _most
-from longtake.plan.report import batches_words, layout_words, stage_words
-from longtake.plan.run import EntryPlan, RunPlan, forecast_run
-from longtake.system import compiles
-from longtake.track import gpu_named
+from longtake.plan.failures import forecast_failures
+from longtake.plan.machine import CPU, Machine
+from longtake.plan.page import write_html
+from longtake.plan.remedies import find_remedies, refuse_misfits
+from longtake.plan.report import batches_words, layout_words, plan_json, stage_words
+from longtake.plan.run import EntryPlan, RunPlan, forecast_run, plan_run
+from longtake.plan.speed import update_seconds
+from longtake.system.build import compiles
+from longtake.track.devices import gpu_named
 from tests.pages import Page
 from tests.plan.runs import run_config, write_table
 

@@ -7,19 +7,15 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
-from longtake.models import LoraConfig, MMDiT, MMDiTConfig
-from longtake.plan import (
-    Layout,
-    Machine,
-    MicroBatch,
-    Rates,
-    Upkeep,
-    count_blocks,
-    count_weights,
-    forecast_time,
-    update_seconds,
-)
-from longtake.track import gpu_named
+from longtake.models.config import LoraConfig, MMDiTConfig
+from longtake.models.mmdit import MMDiT
+from longtake.plan.blocks import count_blocks
+from longtake.plan.layout import Layout, MicroBatch, Upkeep
+from longtake.plan.machine import Machine
+from longtake.plan.parameters import count_weights
+from longtake.plan.rates import Rates
+from longtake.plan.speed import forecast_time, update_seconds
+from longtake.track.devices import gpu_named
 from tests.plan.trace import step_bytes
 
 MODEL = MMDiTConfig()

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from longtake.evaluate import plan_validation
-from longtake.plan import Machine, ValidationForecast, forecast_validation, plan_run
-from longtake.track import gpu_named
+from longtake.evaluate.validation import plan_validation
+from longtake.plan.machine import Machine
+from longtake.plan.run import plan_run
+from longtake.plan.validation import ValidationForecast, forecast_validation
+from longtake.track.devices import gpu_named
 from tests.plan.runs import run_config
 
 H200 = gpu_named("h200")

@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 
 from longtake.contracts import UserError
-from longtake.encoders import autoencoder_cost
-from longtake.generate import resolve_source
+from longtake.encoders.cost import autoencoder_cost
 from longtake.generate.config import GenerateConfig
 from longtake.generate.prompts import Prompt
 from longtake.generate.sample import shape_asked
-from longtake.plan import Layout, Machine, MicroBatch, count_blocks, forecast_videos, video_words
+from longtake.generate.source import resolve_source
+from longtake.plan.blocks import count_blocks
+from longtake.plan.layout import Layout, MicroBatch
+from longtake.plan.machine import Machine
+from longtake.plan.video import forecast_videos, video_words
 from longtake.presets import find_preset
-from longtake.track import gpu_named
+from longtake.track.devices import gpu_named
 from tests.plan.runs import run_config
 
 MACHINE = Machine(gpu_named("h200"), efficiency=0.5, launch=0.0)

@@ -16,10 +16,16 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from longtake.contracts import Conditions, Noised
-from longtake.diffusion import micro_batch_loss, sample_loss
-from longtake.models import LoraConfig, MMDiTConfig, build_denoiser, denoiser_class, example_conditions, quantized
-from longtake.parallel import Level, Mesh, ParallelConfig, World, cut_model, local_tensor, shard_model
-from longtake.system import SystemConfig
+from longtake.diffusion.objective import micro_batch_loss, sample_loss
+from longtake.models import quantized
+from longtake.models.build import build_denoiser, denoiser_class, example_conditions
+from longtake.models.config import LoraConfig, MMDiTConfig
+from longtake.parallel.config import ParallelConfig
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.recomputation import Level
+from longtake.parallel.shard import cut_model, local_tensor, shard_model
+from longtake.parallel.world import World
+from longtake.system.config import SystemConfig
 from longtake.system.lora import choose_trained
 from tests.parallel.blocks import set_blocks
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from longtake.presets import find_preset
-from longtake.train import read_run
 from longtake.train.config import RunConfig, RunWithoutTable
 from longtake.train.optimizer.schedule import learning_rate
-from longtake.train.run_file import read_curriculum
+from longtake.train.run_file import read_curriculum, read_run
 from tests.buckets.tables import golden
 from tests.buckets.test_laws import v1_2_rule
 from tests.precision import rounding

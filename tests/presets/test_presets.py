@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from longtake.config import ConfigError, load_config
+from longtake.config.faults import ConfigError
+from longtake.config.load import load_config
 from longtake.contracts import UserError
-from longtake.generate import read_generation
+from longtake.generate.read import read_generation
 from longtake.presets import FOLDER, Preset, find_preset, presets
-from longtake.train import RunWithoutTable, read_run, words_of_stages
-from longtake.train.run_file import read_curriculum
+from longtake.train.config import RunWithoutTable
+from longtake.train.run_file import read_curriculum, read_run, words_of_stages
 from tests.train.runs import train_here
 
 ALL = list(presets())
@@ -72,11 +73,11 @@ def test_they_are_listed_with_what_they_are_for_and_their_gpus(longtake) -> None
 
 
 VERBS = {  # what is asked for RUN, by the words of the verb
-    "longtake.train.train_all": [("train",)],
-    "longtake.train.read_run": [("plan",), ("data", "encode"), ("config", "show")],
-    "longtake.train.read_previewed": [("data", "stats", "clips.csv", "--run")],
-    "longtake.generate.resolve_source": [("generate",)],
-    "longtake.generate.read_generation": [("config", "show")],
+    "longtake.train.curriculum.train_all": [("train",)],
+    "longtake.train.run_file.read_run": [("plan",), ("data", "encode"), ("config", "show")],
+    "longtake.train.preview.read_previewed": [("data", "stats", "clips.csv", "--run")],
+    "longtake.generate.source.resolve_source": [("generate",)],
+    "longtake.generate.read.read_generation": [("config", "show")],
 }
 
 

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from longtake.generate import resolve_source
-from longtake.models import build_denoiser
+from longtake.generate.source import resolve_source
+from longtake.models.build import build_denoiser
 from longtake.presets import find_preset
 from longtake.system.lora import choose_trained
-from longtake.train import read_run
 from longtake.train.config import RunConfig, RunWithoutTable
 from longtake.train.optimizer.groups import groups_of
 from longtake.train.optimizer.schedule import rate_between
-from longtake.train.run_file import read_curriculum
+from longtake.train.run_file import read_curriculum, read_run
 from longtake.weights.ttt_video import FORMAT
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "ttt_video"

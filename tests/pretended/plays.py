@@ -21,11 +21,12 @@ import torch
 from rich.console import Console
 from torch.nn import functional as F
 
-from longtake.data import probe_table, write_image
+from longtake.data.clips.video import write_image
+from longtake.data.probing.probe import probe_table
 from longtake.data.shapes import make_shapes
-from longtake.generate import resolve_source
 from longtake.generate.run import generate_from
-from longtake.parallel import World, start_world
+from longtake.generate.source import resolve_source
+from longtake.parallel.world import World, start_world
 from longtake.train.optimizer import sharded
 from longtake.train.run import train
 from longtake.train.run_file import read_run

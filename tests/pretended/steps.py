@@ -29,12 +29,14 @@ import pyarrow.parquet as pq
 import torch
 from rich.console import Console
 
-from longtake.data import probe_table, write_video
-from longtake.encode import EncodeOptions, encode
-from longtake.parallel import World, start_world
+from longtake.data.clips.video import write_video
+from longtake.data.probing.probe import probe_table
+from longtake.encode.run import EncodeOptions, encode
+from longtake.parallel.world import World, start_world
 from longtake.presets import find_preset
 from longtake.train.loop import Trainer
-from longtake.train.optimizer import WeightUpdate, sharded
+from longtake.train.optimizer import sharded
+from longtake.train.optimizer.update import WeightUpdate
 from longtake.train.run import train
 from longtake.train.run_file import read_run
 from tests.data.made_clips import noise_frames

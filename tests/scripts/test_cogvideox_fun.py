@@ -14,14 +14,14 @@ import pytest
 import torch
 from PIL import Image
 
-from longtake.checkpoint import list_checkpoints
+from longtake.checkpoint.runs import list_checkpoints
 from longtake.cli.app import run
 from longtake.data.tables.rows import open_rows
-from longtake.dialects import CogVideoXFun
+from longtake.dialects.cogvideox_fun import CogVideoXFun
 from longtake.system.encoders import device_dtype
-from longtake.train import read_run
-from longtake.weights import read_adapters
+from longtake.train.run_file import read_run
 from longtake.weights.cogvideox import FORMAT
+from longtake.weights.lora import read_adapters
 from tests.dialects.fun import ROOT, spoken, write_root
 from tests.train.conftest import clips  # a fixture
 from tests.train.runs import exact, free_port, metrics

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from longtake import cluster
-from longtake.cluster import Launch
+from longtake.cluster.launch import Launch, Launcher
 from tests.cluster.servers import ROOT
 
 SCRIPT = ROOT / "scripts" / "bin" / "colossalai"
@@ -34,7 +34,7 @@ configs/diffusion/train/image.py --dataset.data-path datasets/pexels_45k_necessa
 def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     """Launches are noted in place of being started, in a folder with a file of three hosts."""
     found: list[Launch] = []
-    monkeypatch.setattr(cluster.Launcher, "run", lambda self: found.append(self.launch) or 0)
+    monkeypatch.setattr(Launcher, "run", lambda self: found.append(self.launch) or 0)
     monkeypatch.chdir(tmp_path)
     Path("nodes.txt").write_text("node-001\nnode-002\nnode-003\n")
     return found

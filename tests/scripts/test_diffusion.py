@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from longtake.data import ClipTable
 from longtake.data.shapes import make_shapes
-from longtake.train import read_run
+from longtake.data.tables.table import ClipTable
+from longtake.train.run_file import read_run
 from tests import forks
 
 ROOT = Path(__file__).resolve().parents[2]

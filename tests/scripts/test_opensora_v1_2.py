@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from longtake.cli.app import run
-from longtake.dialects import OpenSoraV12
+from longtake.dialects.opensora_v1_2 import OpenSoraV12
 from longtake.presets import find_preset
-from longtake.train import read_run
+from longtake.train.run_file import read_run
 from tests.dialects.test_v1_2_words import old_file
 from tests.families.test_opensora_v1_2_folder import write_folder
 from tests.train.conftest import clips  # a fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longtake.data import ClipTable
+from longtake.data.tables.table import ClipTable
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "cnv" / "shard.py"
 

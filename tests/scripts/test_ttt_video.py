@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from longtake.cli.app import run
-from longtake.dialects import TTTVideoDialect
-from longtake.generate import read_video
-from longtake.system import exported_tree
+from longtake.dialects.ttt_video import TTTVideoDialect
+from longtake.generate.run import read_video
+from longtake.system.export import exported_tree
 from longtake.weights.files import open_source
 from tests.generate.test_published_pipeline import write_pipeline
 from tests.hub_server import hub_of

@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from longtake.config import resolve
+from longtake.config.load import resolve
 from longtake.contracts import Batch, Bucket, UserError
-from longtake.diffusion import build_objective
-from longtake.parallel import Mesh, World, local_tensor, start_world
+from longtake.diffusion.objective import build_objective
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.shard import local_tensor
+from longtake.parallel.world import World, start_world
 from longtake.random import Purpose
-from longtake.system import SystemConfig, build_system, export_model, exported_tree, wanted_draws
+from longtake.system.build import build_system
+from longtake.system.config import SystemConfig
 from longtake.system.encoders import device_dtype
-from longtake.system.export import system_part
+from longtake.system.examples import wanted_draws
+from longtake.system.export import export_model, exported_tree, system_part
 from tests.train.runs import tensors, train_here
 
 MODEL = {

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from longtake.data import DatasetConfig, open_clips
+from longtake.data.config import DatasetConfig
 from longtake.data.rules import SampleRules
-from longtake.encoders import T5EncoderConfig, WordsConfig
+from longtake.data.tables.mix import open_clips
+from longtake.encoders.config import T5EncoderConfig, WordsConfig
 from longtake.families.record import Text
-from longtake.system import caption_length_lines, caption_lengths, lost_words
+from longtake.system import caption_lengths
+from longtake.system.caption_lengths import caption_length_lines, lost_words
 
 
 def config_of(folder: Path, captions: list[str], segments: bool = False, **sections: object) -> SimpleNamespace:

@@ -9,7 +9,7 @@ import pytest
 
 from longtake.presets import find_preset
 from longtake.system.clip_rates import clip_rate_lines
-from longtake.train import read_run
+from longtake.train.run_file import read_run
 
 FUN, TTT = "cogvideox_fun/lora_2b", "ttt_video/ttt_mlp/3s"
 CASES: list[tuple[str, tuple[str, ...], list[float], str]] = [

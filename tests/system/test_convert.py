@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from longtake.config import resolve
+from longtake.config.load import resolve
 from longtake.contracts import UserError
-from longtake.generate import resolve_source
+from longtake.generate.source import resolve_source
 from longtake.presets import find_preset
-from longtake.system import SystemConfig, convert_weights, exported_tree
+from longtake.system.config import SystemConfig
+from longtake.system.convert import convert_weights
+from longtake.system.export import exported_tree
 from longtake.system.pretrained import open_pretrained
-from longtake.train import read_run
+from longtake.train.run_file import read_run
 from longtake.weights.files import open_source
 from tests.generate.test_published_pipeline import write_pipeline
 

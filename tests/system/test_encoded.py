@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from longtake.contracts import Batch, Bucket
-from longtake.parallel import Mesh, start_world
-from longtake.system import build_system
-from longtake.train import read_run
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.world import start_world
+from longtake.system.build import build_system
+from longtake.train.run_file import read_run
 
 BUCKET = Bucket("32px", 8, "1:1", (8, 32, 32), 2)
 

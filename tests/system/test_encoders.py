@@ -10,14 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from longtake.config import resolve
+from longtake.config.load import resolve
 from longtake.contracts import UserError
 from longtake.encode.fit import differences, encoder_digests
-from longtake.encoders import T5EncoderConfig, WordsConfig
-from longtake.families import OPENSORA_V2
-from longtake.generate import generate, open_system, read_video, resolve_source
-from longtake.parallel import start_world
-from longtake.system import Encoders, SystemConfig, build_encoders, encoder_bytes, refuse_sharded_text
+from longtake.encoders.config import T5EncoderConfig, WordsConfig
+from longtake.families.opensora_v2 import OPENSORA_V2
+from longtake.generate.run import generate, open_system, read_video
+from longtake.generate.source import resolve_source
+from longtake.parallel.world import start_world
+from longtake.system.config import SystemConfig
+from longtake.system.encoders import Encoders, build_encoders, encoder_bytes, refuse_sharded_text
 from tests.encode.stores import contents, make_store
 from tests.encoders.conftest import described, weights
 from tests.encoders.tiny_weights import CLIP_DIM, T5_DIM

@@ -11,10 +11,14 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.models import MMDiTConfig
-from longtake.parallel import Mesh, World, start_world
-from longtake.plan import Layout, MicroBatch, count_blocks, forecast_memory
-from longtake.system import System, SystemConfig, build_system
+from longtake.models.config import MMDiTConfig
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.world import World, start_world
+from longtake.plan.blocks import count_blocks
+from longtake.plan.layout import Layout, MicroBatch
+from longtake.plan.memory import forecast_memory
+from longtake.system.build import System, build_system
+from longtake.system.config import SystemConfig
 from longtake.system.float8 import check_float8, use_float8
 from tests.system.test_build import MODEL, system_config
 from tests.train.runs import tensors, train_here

@@ -15,8 +15,12 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from torch._dynamo.backends.common import aot_autograd
 
 from longtake.contracts import UserError
-from longtake.parallel import BlockCompiler, Level, Mesh, World, start_world
-from longtake.system import SystemConfig, build_system
+from longtake.parallel.compile import BlockCompiler
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.recomputation import Level
+from longtake.parallel.world import World, start_world
+from longtake.system.build import build_system
+from longtake.system.config import SystemConfig
 from tests.precision import within
 from tests.system.test_build import MODEL, system_config
 
@@ -121,7 +125,7 @@ def test_compiled_blocks_save_the_layers_that_are_named(
     products = {}
     for level in levels:
         counting = CountingBackend()
-        monkeypatch.setattr("longtake.parallel.BlockCompiler", partial(BlockCompiler, backend=counting.backend))
+        monkeypatch.setattr("longtake.system.build.BlockCompiler", partial(BlockCompiler, backend=counting.backend))
         torch._dynamo.reset()
         model = {**MODEL, "attention": "sdpa", "recompute": level}
         configs = (system_config(model=model, compile=how, precision=precision) for how in (False, True))
@@ -136,7 +140,7 @@ def test_compiled_blocks_save_the_layers_that_are_named(
 
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_system_computes_what_an_eager_one_does(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longtake.parallel.BlockCompiler", partial(BlockCompiler, backend="eager"))
+    monkeypatch.setattr("longtake.system.build.BlockCompiler", partial(BlockCompiler, backend="eager"))
     found = []
     for compiled in (False, True):
         config = system_config(compile=compiled)

@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from longtake.checkpoint import inspect
+from longtake.checkpoint.contents import inspect
 from longtake.contracts import UserError
-from longtake.generate import open_system, resolve_source
-from longtake.parallel import start_world
-from longtake.system import export_adapters, export_merged, export_model
+from longtake.generate.run import open_system
+from longtake.generate.source import resolve_source
+from longtake.parallel.world import start_world
+from longtake.system.export import export_adapters, export_merged, export_model
 from tests.train.runs import assert_same_bits, exact, run_command, state_of, tensors, train_here, write_config
 
 LORA = ("--lora.rank", "2", "--lora.alpha", "4", "--max-steps", "3", "--ckpt-every", "1", "--lr", "1e-2")

@@ -12,12 +12,16 @@ from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from longtake.config import resolve
+from longtake.config.load import resolve
 from longtake.contracts import LatentShape, UserError
 from longtake.encode.fit import encoder_digests
-from longtake.encoders import Autoencoder, AutoencoderSection, autoencoder_cost, cost
-from longtake.parallel import Tile, TileShare
-from longtake.system import SystemConfig, build_encoders, encoder_bytes
+from longtake.encoders import cost
+from longtake.encoders.autoencoder import Autoencoder
+from longtake.encoders.autoencoder_config import AutoencoderSection
+from longtake.encoders.cost import autoencoder_cost
+from longtake.parallel.shared_work import Tile, TileShare
+from longtake.system.config import SystemConfig
+from longtake.system.encoders import build_encoders, encoder_bytes
 
 CPU = torch.device("cpu")
 MODEL = {"in_channels": 16, "patch_size": 2, "context_in_dim": 128, "vec_in_dim": 128}

@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.models import MMDiT
-from longtake.parallel import Mesh, start_world
-from longtake.system import System, build_system
+from longtake.models.mmdit import MMDiT
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.world import start_world
+from longtake.system.build import System, build_system
 from longtake.system.pretrained import means_checkpoint
-from longtake.train import Outcome, read_run
-from longtake.weights import ModelWeights, save_weights
+from longtake.train.run import Outcome
+from longtake.train.run_file import read_run
+from longtake.weights.files import save_weights
 from longtake.weights.format import WeightLayout
 from longtake.weights.mmdit import DIFFUSERS, FLUX, FORMAT, OPEN_SORA_V2
+from longtake.weights.model import ModelWeights
 from tests.test_hub import put
 from tests.train.runs import assert_one_sentence, exact, finish, run_command, start, tensors, train_here, write_config
 from tests.weights.saved import save_model
@@ -120,7 +123,7 @@ def test_a_foreign_file_says_where_it_is_from(config: Path, trained: Outcome, tm
 def test_files_are_looked_at_before_anything_that_takes_minutes(
     flags: tuple[str, ...], said: str, config: Path, trained: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longtake.parallel.initialise_sharded", lambda *_: pytest.fail("values came first"))
+    monkeypatch.setattr("longtake.system.build.initialise_sharded", lambda *_: pytest.fail("values came first"))
     flags = tuple(flag.replace("{run}", str(trained.folder)) for flag in flags)
     run = read_run(str(config), (*flags, "--model.in_channels", "16") if "--ae" in flags else flags).value
     with start_world("cpu") as world, pytest.raises(UserError, match=said):

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from longtake.contracts import Conditions
-from longtake.models import MMDiTConfig, build_denoiser
-from longtake.parallel import ParallelConfig
+from longtake.models.build import build_denoiser
+from longtake.models.config import MMDiTConfig
+from longtake.parallel.config import ParallelConfig
 from longtake.system import room
 from longtake.system.room import fits_at_once, forward_bytes, gathered_bytes
 from tests.plan.trace import norms_as_on_cuda, sampling_bytes

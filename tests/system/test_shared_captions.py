@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longtake.encoders import PixelConfig, WordsConfig
-from longtake.families import OPENSORA_V2
-from longtake.parallel import World
-from longtake.system import Encoders, build_encoders
+from longtake.encoders.autoencoder_config import PixelConfig
+from longtake.encoders.config import WordsConfig
+from longtake.families.opensora_v2 import OPENSORA_V2
+from longtake.parallel.world import World
+from longtake.system.encoders import Encoders, build_encoders
 from tests.encoders.conftest import described
 from tests.ranks import Facts, on_ranks
 from tests.system.test_encoders import tiny

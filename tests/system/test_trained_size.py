@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from longtake.config import load_config
+from longtake.config.load import load_config
 from longtake.contracts import UserError
-from longtake.system import trained_size
+from longtake.system.export import trained_size
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 _TEXT = {"context_in_dim": 128, "vec_in_dim": 128}

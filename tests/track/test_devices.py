@@ -5,7 +5,7 @@ import re
 import pytest
 
 from longtake.contracts import UserError
-from longtake.track import GPUS, gpu_named, peak_flops
+from longtake.track.devices import GPUS, gpu_named, peak_flops
 
 
 @pytest.mark.parametrize("name", ["h200", "H200", "NVIDIA H200", "nvidia_h200"])

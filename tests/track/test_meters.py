@@ -7,7 +7,8 @@ import mmap
 import numpy as np
 import pytest
 
-from longtake.track import StepMeter, memory, peak_flops
+from longtake.track.devices import peak_flops
+from longtake.track.meters import StepMeter, memory
 
 
 class Clock:

@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from longtake.track import TrainingProgress, make_console, task_progress
+from longtake.track.progress import TrainingProgress, make_console, task_progress
 
 
 def run(console: Console, steps: range, total: int, **options) -> None:

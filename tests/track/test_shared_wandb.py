@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import longtake
-from longtake.track import offline_line
+from longtake.track.trackers import offline_line
 from tests.served import Handler, served
 
 ENTITY = {"id": "ZQ==", "name": "e"}
@@ -35,7 +35,7 @@ ANSWER = {
 WRITER = """
     import sys
     from pathlib import Path
-    from longtake.track import TrackedRun, Trackers, TrackingConfig
+    from longtake.track.trackers import TrackedRun, Trackers; from longtake.track.config import TrackingConfig
 
     run, who = Path(sys.argv[1]), sys.argv[2]
     own = TrackingConfig(tensorboard=False, wandb=True, wandb_shared=True)

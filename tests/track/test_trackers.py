@@ -19,8 +19,9 @@ import pytest
 
 import longtake
 from longtake.contracts import UserError
-from longtake.track import METRICS_FILE, TrackedRun, Trackers, TrackingConfig, read_lines
 from longtake.track import trackers as module
+from longtake.track.config import TrackingConfig
+from longtake.track.trackers import METRICS_FILE, TrackedRun, Trackers, read_lines
 from tests import forks
 from tests.train.runs import PATIENCE_SECONDS
 
@@ -59,7 +60,7 @@ def test_a_killed_process_loses_no_line(tmp_path):
     program = """
         import os, signal, sys
         from pathlib import Path
-        from longtake.track import TrackedRun, Trackers, TrackingConfig
+        from longtake.track.trackers import TrackedRun, Trackers; from longtake.track.config import TrackingConfig
         trackers = Trackers(TrackedRun(Path(sys.argv[1]), TrackingConfig(tensorboard=False)))
         for step in range(1, 6):
             trackers.log_line({"step": step})
@@ -174,7 +175,7 @@ def test_weights_and_biases_is_not_imported_unless_asked_for(tmp_path):
     program = """
         import sys
         from pathlib import Path
-        from longtake.track import TrackedRun, Trackers, TrackingConfig
+        from longtake.track.trackers import TrackedRun, Trackers; from longtake.track.config import TrackingConfig
         Trackers(TrackedRun(Path(sys.argv[1]), TrackingConfig(tensorboard=False))).close()
         assert "wandb" not in sys.modules
     """

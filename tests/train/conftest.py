@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longtake.data import probe_table
+from longtake.data.probing.probe import probe_table
 from longtake.data.shapes import make_shapes
 from tests.train.runs import write_config
 

@@ -24,9 +24,9 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 
-from longtake.checkpoint import list_checkpoints
-from longtake.track import METRICS_FILE, read_lines
-from longtake.train import Outcome, train_run
+from longtake.checkpoint.runs import list_checkpoints
+from longtake.track.trackers import METRICS_FILE, read_lines
+from longtake.train.run import Outcome, train_run
 from tests.forks import Forked, started_by
 
 T = TypeVar("T")

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from longtake.checkpoint import CheckpointWeights
-from longtake.config import ConfigError
+from longtake.checkpoint.export import CheckpointWeights
+from longtake.config.faults import ConfigError
 from longtake.contracts import UserError
 from longtake.system.pretrained import read_adapters_of
-from longtake.train import read_run
 from longtake.train.adapter_files import own_names
-from longtake.weights import read_adapters
+from longtake.train.run_file import read_run
+from longtake.weights.lora import read_adapters
 from longtake.weights.mmdit import FORMAT
 from tests.train.runs import train_here
 

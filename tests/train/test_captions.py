@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from longtake.encoders import T5Encoder
+from longtake.encoders.text import T5Encoder
 from longtake.plan.work import read_layout, read_work
-from longtake.train import loop, read_run
+from longtake.train import loop
+from longtake.train.run_file import read_run
 from tests.encoders.conftest import described
 from tests.train.runs import assert_same_bits, train_here
 

@@ -12,27 +12,24 @@ import pytest
 import torch
 from rich.console import Console
 
-from longtake.checkpoint import Clock, RunState
+from longtake.checkpoint.state import Clock, RunState
 from longtake.contracts import Bucket, UserError
-from longtake.models import denoiser_class
-from longtake.parallel import (
-    BlockCompiler,
-    Level,
-    World,
-    missing_compiler,
-    start_world,
-)
+from longtake.models.build import denoiser_class
+from longtake.parallel.compile import BlockCompiler, missing_compiler
+from longtake.parallel.recomputation import Level
+from longtake.parallel.world import World, start_world
 from longtake.plan.machine import FORECAST_ERROR
 from longtake.plan.work import read_layout, read_work
 from longtake.presets import find_preset
-from longtake.train import RunConfig, read_run
 from longtake.train import choices as module
 from longtake.train.choices import (
     Choices,
     settle_blocks,
 )
+from longtake.train.config import RunConfig
 from longtake.train.folder import RunFolder
 from longtake.train.run import RunLaunch
+from longtake.train.run_file import read_run
 from tests.plan.runs import run_config
 from tests.train.runs import metrics, train_here
 
@@ -50,7 +47,7 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch, world: World, *free_gib: float) -> 
     """The world as one of GPUs with so much free memory, which have a compiler."""
     monkeypatch.setattr(module, "machine_facts", lambda device: {"device": "a GPU", "torch": "2.11"})
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free_gib[0] * 2**30, 80 * 2**30))
-    monkeypatch.setattr("longtake.parallel.missing_compiler", lambda device: None)
+    monkeypatch.setattr("longtake.system.build.missing_compiler", lambda device: None)
     monkeypatch.setattr(
         World, "gather", lambda self, own: [own, *((gib * 2**30, own[1]) for gib in free_gib[1:] if own)]
     )
@@ -150,7 +147,7 @@ def test_without_a_compiler_blocks_run_eagerly_with_a_line(world: World, monkeyp
     on_cpu, levels, made = settle(world, said)
     assert (on_cpu.compile, levels, made, said) == (False, {}, {}, [])
     cuda = on_gpus(monkeypatch, world, 8)
-    monkeypatch.setattr("longtake.parallel.missing_compiler", missing_compiler)
+    monkeypatch.setattr("longtake.system.build.missing_compiler", missing_compiler)
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
     monkeypatch.setattr("torch.utils._triton.has_triton_package", lambda: True)
     assert "does not run on this GPU" in str(missing_compiler(torch.device("cuda")))
@@ -193,7 +190,7 @@ def test_compile_dynamic_follows_from_the_number_of_shapes_unless_it_is_given(
 def test_a_compiled_run_of_dynamic_sizes_trains_as_an_eager_one(
     tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longtake.parallel.BlockCompiler", partial(BlockCompiler, backend="eager"))
+    monkeypatch.setattr("longtake.system.build.BlockCompiler", partial(BlockCompiler, backend="eager"))
     run = find_preset("opensora_v2/stage1")
     words = ["--tiny", "--dataset.data-path", str(clips), "--dtype", "fp32", "--ckpt-every", "1"]
     losses = {}

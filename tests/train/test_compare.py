@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
-from longtake.train import RunRecord, read_record, write_comparison, write_note
+from longtake.train.compare import write_comparison
+from longtake.train.report import RunRecord, read_record, write_note
 from tests.pages import Page
 from tests.train.test_report import CONFIG, SECONDS, record
 

@@ -11,9 +11,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from longtake.parallel import BlockCompiler, World
+from longtake.parallel.compile import BlockCompiler
+from longtake.parallel.world import World
 from longtake.presets import run_file
-from longtake.train import read_run, train
+from longtake.train.run import train
+from longtake.train.run_file import read_run
 from tests.families.runs import write_scenes
 from tests.ranks import Facts, on_ranks
 from tests.train.runs import assert_same_bits, exact, write_config
@@ -46,7 +48,7 @@ def in_one_and_in_two(source: str, words: Sequence[str], world: World) -> Facts:
         return str(train(run, world, source, Console(file=io.StringIO())).folder)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("longtake.parallel.BlockCompiler", partial(BlockCompiler, backend="aot_eager"))
+        patch.setattr("longtake.system.build.BlockCompiler", partial(BlockCompiler, backend="aot_eager"))
         whole = launch(source, STEPS, "--exp-name", "whole", *words)
         parts = launch(source, STOPPED_AT, "--exp-name", "parts", *words)
         parts = launch(parts, STEPS)

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from longtake.config import ConfigError, load_config
+from longtake.config.faults import ConfigError
+from longtake.config.load import load_config
 from longtake.config.schema import all_names
 from longtake.contracts import UserError
 from longtake.presets import find_preset
-from longtake.train import RunConfig
+from longtake.train.config import RunConfig
 from tests.train.optimizer.test_schedule import run_config
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from longtake.buckets import CostModel
-from longtake.checkpoint import read_state
+from longtake.buckets.mix import CostModel
+from longtake.checkpoint.folder import read_state
 from longtake.contracts import UserError
-from longtake.train import read_run
 from longtake.train.cost import cost_model
+from longtake.train.run_file import read_run
 from tests.train.runs import exact, train_here, write_config
 
 

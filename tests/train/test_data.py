@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtake.contracts import Batch, UserError
-from longtake.parallel import World
+from longtake.parallel.world import World
 from longtake.train import loop, record, stream
 from tests.train.runs import (
     STEPS_PER_PASS,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from longtake.contracts import Batch
-from longtake.data import SlotLoader
+from longtake.data.loading.loader import SlotLoader
 from longtake.data.loading.parcel import Parcel, pack, plan_parcel
 from longtake.train.feed import DeviceFeed, HostBuffers
 from tests.data.sources import Numbers, same, slot_of, slots_of

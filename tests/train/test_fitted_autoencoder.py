@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from longtake.contracts import UserError
-from longtake.doctor import examine
+from longtake.doctor.run import examine
 from longtake.encode import autoencoder as module
-from longtake.encode import fit_autoencoder
-from longtake.encoders import AUTOENCODER_FILE, LinearConfig
-from longtake.generate import generate_from, resolve_source
-from longtake.parallel import start_world
-from longtake.system import export_model
-from longtake.train import Outcome, read_run
+from longtake.encode.autoencoder import fit_autoencoder
+from longtake.encoders.autoencoder_config import AUTOENCODER_FILE, LinearConfig
+from longtake.generate.run import generate_from
+from longtake.generate.source import resolve_source
+from longtake.parallel.world import start_world
+from longtake.system.export import export_model
+from longtake.train.run import Outcome
+from longtake.train.run_file import read_run
 from tests.forks import on_processes
 from tests.train.runs import free_port, run_command, train_here, write_config
 

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from longtake.checkpoint import save_checkpoint
 from longtake.checkpoint.runs import remove_checkpoint
+from longtake.checkpoint.save import save_checkpoint
 from longtake.contracts import UserError
-from longtake.parallel import World
-from longtake.train import RunConfig, folder, read_run
+from longtake.parallel.world import World
+from longtake.train import folder
+from longtake.train.config import RunConfig
 from longtake.train.folder import (
     RunFolder,
     give_up,
@@ -27,6 +28,7 @@ from longtake.train.folder import (
     starting_point,
     take_over_quarantine,
 )
+from longtake.train.run_file import read_run
 from tests.train.optimizer.test_schedule import run_config
 from tests.train.runs import write_config
 

@@ -17,11 +17,18 @@ import torch
 from safetensors.torch import save_file
 
 from longtake.contracts import Slot, UserError
-from longtake.data import ClipTable, SlotDataset, StoredDataset, open_clips, probe_table, write_video
+from longtake.data.clips.video import write_video
+from longtake.data.latents.dataset import StoredDataset
 from longtake.data.latents.source import read_list
-from longtake.families import OPENSORA_V2, registry
-from longtake.system import build_encoders
-from longtake.train import RunConfig, read_run
+from longtake.data.loading.dataset import SlotDataset
+from longtake.data.probing.probe import probe_table
+from longtake.data.tables.mix import open_clips
+from longtake.data.tables.table import ClipTable
+from longtake.families import registry
+from longtake.families.opensora_v2 import OPENSORA_V2
+from longtake.system.encoders import build_encoders
+from longtake.train.config import RunConfig
+from longtake.train.run_file import read_run
 from tests.data.made_clips import noise_frames
 from tests.families.everything import EVERYTHING
 from tests.families.runs import write_family

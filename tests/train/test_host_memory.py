@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from longtake.models import build_denoiser
+from longtake.models.build import build_denoiser
 from longtake.system.encoders import device_dtype
-from longtake.train import read_run
 from longtake.train import run as run_module
 from longtake.train.loop import Trainer
-from longtake.weights import save_weights
+from longtake.train.run_file import read_run
+from longtake.weights.files import save_weights
 from tests.train.runs import train_here, write_config
 
 SIZES = {"hidden_size": 512, "num_heads": 4, "axes_dim": (32, 48, 48), "depth": 4, "depth_single_blocks": 8}

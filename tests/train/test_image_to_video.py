@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import Batch, Bucket
-from longtake.data import ClipTable, probe_table, read_frames, write_image
+from longtake.data.clips.video import read_frames, write_image
+from longtake.data.probing.probe import probe_table
 from longtake.data.shapes import make_shapes
-from longtake.generate import generate, open_system, read_video, resolve_source
-from longtake.parallel import World, start_world
-from longtake.system import KnownDraw, System
-from longtake.system.examples import known_of_batch
-from longtake.train import Outcome
+from longtake.data.tables.table import ClipTable
+from longtake.generate.run import generate, open_system, read_video
+from longtake.generate.source import resolve_source
+from longtake.parallel.world import World, start_world
+from longtake.system.build import System
+from longtake.system.examples import KnownDraw, known_of_batch
+from longtake.train.run import Outcome
 from tests.train.runs import metrics, train_here, write_config
 
 pytestmark = pytest.mark.slow

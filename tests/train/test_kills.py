@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from longtake.checkpoint import is_complete, writer
+from longtake.checkpoint import writer
+from longtake.checkpoint.folder import is_complete
 from longtake.contracts import EXIT_INTERRUPTED
-from longtake.train import EXIT_NO_FIRST_STEP
+from longtake.train.health.interrupt import EXIT_NO_FIRST_STEP
 from tests.train.runs import (
     assert_same_bits,
     exact,
@@ -247,7 +248,7 @@ ONE_FAILS = """
 import os, sys
 from longtake.cli import main
 from longtake.contracts import UserError
-from longtake.data import SlotDataset
+from longtake.data.loading.dataset import SlotDataset
 
 read, count = SlotDataset.__getitem__, 0
 
@@ -310,7 +311,7 @@ def test_two_launches_never_work_in_one_folder(config: Path) -> None:
 HANGING = """
 import sys, time
 from longtake.cli import main
-from longtake.data import SlotDataset
+from longtake.data.loading.dataset import SlotDataset
 SlotDataset.__getitem__ = lambda self, slot: time.sleep(600)
 main(sys.argv[1:])
 """

@@ -11,10 +11,13 @@ import pytest
 import torch
 
 from longtake.contracts import Batch, Bucket, LatentShape, UserError
-from longtake.diffusion import EndWindows, RectifiedFlow, keep_known
-from longtake.parallel import Mesh, start_world
-from longtake.system import KnownDraw, System, build_system, kinds_apart, windows_apart
-from longtake.system.examples import known_of_batch
+from longtake.diffusion.flow import RectifiedFlow
+from longtake.diffusion.known import keep_known
+from longtake.diffusion.windows import EndWindows
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.world import start_world
+from longtake.system.build import System, build_system
+from longtake.system.examples import KnownDraw, kinds_apart, known_of_batch, windows_apart
 from longtake.train.loop import Trainer
 from longtake.train.run_file import read_run
 from tests.train.runs import exact, metrics, train_here, write_config

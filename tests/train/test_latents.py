@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtake.contracts import UserError
-from longtake.data import read_quarantine
 from longtake.data.latents.store import INDEX_NAMES
-from longtake.encoders import PixelAutoencoder, WordEncoder
+from longtake.data.loading.quarantine import read_quarantine
+from longtake.encoders.pixel import PixelAutoencoder
+from longtake.encoders.word_vectors import WordEncoder
 from tests.train.runs import assert_one_sentence, exact, finish, run_command, start, train_here, write_config
 
 VIEWS = ("--dataset.views", "2")

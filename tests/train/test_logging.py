@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
-from longtake.track import StepMeter
+from longtake.track.meters import StepMeter
 from tests.train.runs import metrics, train_here, write_config
 
 KEYS = {

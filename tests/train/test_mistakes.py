@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from longtake.train import read_run
 from longtake.train import run as run_module
 from longtake.train.health import weights
-from longtake.train.optimizer import WeightUpdate
+from longtake.train.optimizer.update import WeightUpdate
+from longtake.train.run_file import read_run
 from tests.train.runs import assert_one_sentence, metrics, run_command, steps_saved, train_here, write_config
 
 Capture = pytest.CaptureFixture[str]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from longtake.checkpoint import read_state
+from longtake.checkpoint.folder import read_state
 from tests.train.runs import metrics, train_here, write_config
 
 

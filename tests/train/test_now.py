@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
-from longtake.train import ask_run
+from longtake.train.asking import ask_run
 from longtake.train.health import interrupt
 from longtake.train.loop import Trainer
 from tests.train.runs import assert_one_sentence, exact, run_command, train_here, write_config

@@ -13,10 +13,15 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from longtake.buckets import BucketRule, OrderInputs, plan_pass
+from longtake.buckets.assignment import BucketRule
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.order import plan_pass
 from longtake.contracts import Batch, Slot
-from longtake.data import SlotLoader
-from longtake.parallel import BucketPeers, Mesh, ParallelConfig, start_world
+from longtake.data.loading.loader import SlotLoader
+from longtake.parallel.config import ParallelConfig
+from longtake.parallel.degrees import BucketPeers
+from longtake.parallel.mesh import Mesh
+from longtake.parallel.world import start_world
 from longtake.train.stream import StepStream, Turn
 from tests.data.sources import Numbers, same
 from tests.train.runs import free_port

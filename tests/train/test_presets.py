@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from longtake.presets import run_file
-from longtake.train import RunConfig, read_run
+from longtake.train.config import RunConfig
+from longtake.train.run_file import read_run
 from tests.train.runs import train_here
 
 ROOT = Path(__file__).resolve().parents[2]

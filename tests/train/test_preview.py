@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
-from longtake.train import preview_buckets
+from longtake.train.preview import preview_buckets
 from tests.plan.runs import run_config, write_table
 
 

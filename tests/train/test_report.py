@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from longtake.contracts import ClipFault, UserError
-from longtake.data import append_quarantine
 from longtake.data.clips.video import write_image, write_video
-from longtake.train import RunRecord, read_record, write_report
-from longtake.train.report import _curves, sample_films
+from longtake.data.loading.quarantine import append_quarantine
+from longtake.train.report import RunRecord, _curves, read_record, sample_films, write_report
 from tests.pages import Page
 
 CONFIG = """

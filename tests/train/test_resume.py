@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from longtake.checkpoint import is_complete
+from longtake.checkpoint.folder import is_complete
 from longtake.contracts import UserError
 from tests.train.runs import (
     STEPS_PER_PASS,

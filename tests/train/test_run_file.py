@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from longtake.checkpoint import RunState, inspect, list_checkpoints, read_state
-from longtake.config import load_config
+from longtake.checkpoint.contents import inspect
+from longtake.checkpoint.folder import read_state
+from longtake.checkpoint.runs import list_checkpoints
+from longtake.checkpoint.state import RunState
+from longtake.config.load import load_config
 from longtake.contracts import UserError
-from longtake.system import export_adapters, export_model
-from longtake.train import EXIT_OTHER_WORLD, RunConfig, read_run, train_all
-from longtake.train.curriculum import note_done, read_done
+from longtake.system.export import export_adapters, export_model
+from longtake.train.config import RunConfig
+from longtake.train.curriculum import EXIT_OTHER_WORLD, note_done, read_done, train_all
 from longtake.train.run import train
-from longtake.train.run_file import CommandLine, read_curriculum
+from longtake.train.run_file import CommandLine, read_curriculum, read_run
 from tests.train.runs import finish, kill, metrics, on_one_thread, start, train_here, wait_until, write_config
 
 STAGES = """

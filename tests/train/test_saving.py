@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
-from longtake.checkpoint import inspect, keep_frozen, verify
+from longtake.checkpoint.contents import inspect
+from longtake.checkpoint.folder import verify
+from longtake.checkpoint.frozen import keep_frozen
 from longtake.contracts import UserError
-from longtake.system import System
+from longtake.system.build import System
 from longtake.train import run, saving
 from tests.train.runs import (
     PATIENCE_SECONDS,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longtake.data import make_shards
+from longtake.data.tables.convert import make_shards
 from tests.train.runs import exact, train_here, write_config
 
 

@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longtake.buckets import BucketRule, OrderInputs, PassOrder, step_digest
+from longtake.buckets.assignment import BucketRule
+from longtake.buckets.dealing import step_digest
+from longtake.buckets.inputs import OrderInputs
+from longtake.buckets.order import PassOrder
 from longtake.contracts import UserError
 from longtake.train import shared_order
 from longtake.train.shared_order import plan_shared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from longtake.checkpoint import Clock, RunState
+from longtake.checkpoint.state import Clock, RunState
 from longtake.train.config import RunConfig
 from longtake.train.start import step_size_lines
 

@@ -12,11 +12,13 @@ import pytest
 
 from longtake.cli import main
 from longtake.contracts import Conditions
-from longtake.data import write_image
-from longtake.generate import generate_from, read_video, resolve_source
-from longtake.parallel import local_tensor, start_world
-from longtake.system import System
-from longtake.track import read_lines
+from longtake.data.clips.video import write_image
+from longtake.generate.run import generate_from, read_video
+from longtake.generate.source import resolve_source
+from longtake.parallel.shard import local_tensor
+from longtake.parallel.world import start_world
+from longtake.system.build import System
+from longtake.track.trackers import read_lines
 from longtake.train.validating import Validator
 from tests.train.runs import (
     assert_one_sentence,

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtake.data import probe_table, write_image
+from longtake.data.clips.video import write_image
+from longtake.data.probing.probe import probe_table
 from longtake.data.stories import make_stories
 from longtake.presets import find_preset
 from tests.precision import within

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import Batch, Slot, UserError
-from longtake.data import SlotDataset, SlotLoader
+from longtake.data.loading.dataset import SlotDataset
+from longtake.data.loading.loader import SlotLoader
 from longtake.train import loop, record
 from longtake.train.loop import collected_by_hand
 from tests.data.sources import die

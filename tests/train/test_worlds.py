@@ -17,10 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from longtake.parallel import start_world
-from longtake.track import make_console
-from longtake.train import read_run, train
-from longtake.train.optimizer import ShardedAdamW
+from longtake.parallel.world import start_world
+from longtake.track.progress import make_console
+from longtake.train.optimizer.sharded import ShardedAdamW
+from longtake.train.run import train
+from longtake.train.run_file import read_run
 from tests.forks import on_processes
 from tests.precision import within
 from tests.train.runs import free_port, metrics, write_config

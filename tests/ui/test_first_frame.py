@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtake.data import write_image
-from longtake.generate import read_video
+from longtake.data.clips.video import write_image
+from longtake.generate.run import read_video
 from longtake.ui.generate import FIELDS, VideoForm
 from longtake.ui.queue import Queue
 from longtake.ui.roots import Roots

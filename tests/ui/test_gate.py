@@ -15,7 +15,8 @@ from urllib.parse import quote
 
 import pytest
 
-from longtake.config import Section, resolve
+from longtake.config.load import resolve
+from longtake.config.section import Section
 from longtake.contracts import UserError
 from longtake.ui import gate, server
 from longtake.ui.data import Clips

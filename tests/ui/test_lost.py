@@ -7,7 +7,7 @@ from html import unescape
 from pathlib import Path
 
 from longtake.contracts import ClipFault
-from longtake.data import append_quarantine
+from longtake.data.loading.quarantine import append_quarantine
 from longtake.train.folder import QUARANTINE_FILE
 from longtake.train.run_file import CONFIG_FILE
 from longtake.ui.data import Clips

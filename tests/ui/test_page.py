@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import ClipFault
-from longtake.data import append_quarantine
+from longtake.data.loading.quarantine import append_quarantine
 from longtake.data.tables.rows import open_rows
 from longtake.train.folder import QUARANTINE_FILE
 from tests.generate.runs import make_run

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from longtake.models import STDiT3, STDiT3Config
+from longtake.models.stdit3 import STDiT3
+from longtake.models.stdit3_config import STDiT3Config
 from longtake.weights.stdit3 import FORMAT as STDIT3
 from tests.encoders.test_opensora_v1_2 import FOLDER as GOLDEN_V1_2
 from tests.encoders.test_opensora_v1_2 import SIZES as VAE_V1_2

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
-from longtake.verification import Verification, read_verified, verified_table
-from longtake.verification.report import PartResult, TrainingResult
+from longtake.verification.report import PartResult, TrainingResult, Verification, read_verified, verified_table
 from tools.verified_table import BEGIN, PAGE, RECORDS, with_table
 
 RECORD = Verification(

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from longtake.contracts import UserError
-from longtake.encoders import CheckedWeights
+from longtake.encoders.files import CheckedWeights
 from longtake.train.loop import Trainer
 from longtake.verification import parts as verification_parts
 from longtake.verification.parts import TensorComparison

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from longtake.data import write_video
+from longtake.data.clips.video import write_video
 from longtake.data.shapes import draw_clip
 
 PAGE = Path(__file__).parents[2] / "docs" / "watch.md"

@@ -17,13 +17,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from longtake import watch
-from longtake.checkpoint import list_checkpoints
+from longtake.checkpoint.runs import list_checkpoints
 from longtake.cli import watch as watch_verb
 from longtake.contracts import UserError
 from longtake.track.progress import PlainProgress
-from longtake.train import train_run
+from longtake.train.run import train_run
 from longtake.watch import watching
+from longtake.watch.watching import WatchOptions, watch_runs
 from tests.pages import Page
 from tests.train.runs import PATIENCE_SECONDS, write_config
 
@@ -47,7 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, clips: Path) -> Path:
 
 def watched(run: Path, **options: object) -> list[str]:
     said: list[str] = []
-    watch.watch_runs([run], watch.WatchOptions(once=True, **options), said.append)
+    watch_runs([run], WatchOptions(once=True, **options), said.append)
     return said
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from longtake.weights import Format, save_weights
 from longtake.weights.conversion import ConvertedWeights
-from longtake.weights.format import WeightLayout
+from longtake.weights.files import save_weights
+from longtake.weights.format import Format, WeightLayout
 
 
 def save_model(

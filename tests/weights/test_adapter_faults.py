@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.weights import count_text_encoder_tensors, read_adapters
 from longtake.weights.cogvideox import FORMAT
+from longtake.weights.lora import count_text_encoder_tensors, read_adapters
 from longtake.weights.lora_config import match_patterns
 from tests.models.golden_cogvideox import golden_config
 

@@ -9,11 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from longtake.weights import Format, read_adapters, save_adapters
 from longtake.weights.adapters import Adapter
 from longtake.weights.cogvideox import FORMAT
-from longtake.weights.format import Form
-from longtake.weights.lora import layers_of
+from longtake.weights.format import Form, Format
+from longtake.weights.lora import layers_of, read_adapters, save_adapters
 from longtake.weights.mmdit import FORMAT as MMDIT
 from tests.models.golden import tiny_config as mmdit_config
 from tests.models.golden_cogvideox import golden_config

@@ -11,19 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from longtake.contracts import Conditions, UserError
-from longtake.models import AdapterSize, CogVideoX, CogVideoXConfig, adapt, target_layers
-from longtake.weights import (
-    STEM_OF_DIFFUSERS,
-    ModelWeights,
-    merged,
-    read_adapters,
-    save_adapters,
-    save_weights,
-    tensors_of,
-)
+from longtake.models.cogvideox import CogVideoX
+from longtake.models.cogvideox_config import CogVideoXConfig
+from longtake.models.lora import AdapterSize, adapt, target_layers
+from longtake.weights.adapters import merged, tensors_of
 from longtake.weights.cogvideox import DIFFUSERS, FORMAT, SAT
 from longtake.weights.conversion import ConvertedWeights, layer_names
-from longtake.weights.format import WeightLayout
+from longtake.weights.files import save_weights
+from longtake.weights.format import STEM_OF_DIFFUSERS, WeightLayout
+from longtake.weights.lora import read_adapters, save_adapters
+from longtake.weights.model import ModelWeights
 from tests.models.golden_cogvideox import FOLDER, TINY, VARIANTS, golden_config, golden_model, tiny_config
 from tests.weights.saved import save_model
 

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longtake.contracts import Conditions
-from longtake.models import AdapterSize, adapt, target_layers
-from longtake.weights import Adapters, read_adapters, save_adapters, tensors_of
+from longtake.models.lora import AdapterSize, adapt, target_layers
+from longtake.weights.adapters import Adapters, tensors_of
 from longtake.weights.cogvideox import FORMAT
 from longtake.weights.conversion import layer_names
-from longtake.weights.lora import Adapter
+from longtake.weights.lora import Adapter, read_adapters, save_adapters
 from tests.models.golden_cogvideox import FOLDER as GOLDEN
 from tests.models.golden_cogvideox import golden_config, golden_model
 

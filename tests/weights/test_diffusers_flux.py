@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import Conditions, UserError
-from longtake.models import MMDiT, MMDiTConfig
+from longtake.models.config import MMDiTConfig
 from longtake.models.layers import patchify
-from longtake.weights import ModelWeights
+from longtake.models.mmdit import MMDiT
 from longtake.weights.conversion import ConvertedWeights
 from longtake.weights.mmdit import DIFFUSERS, FORMAT
+from longtake.weights.model import ModelWeights
 from tests.models.golden import random_inputs, tiny_config
 from tests.weights.test_mmdit import model_of
 

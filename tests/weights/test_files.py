@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from longtake.contracts import UserError
-from longtake.system import exported_tree
-from longtake.weights import WeightFiles, save_weights
+from longtake.system.export import exported_tree
+from longtake.weights.files import WeightFiles, save_weights
 
 
 class Code:

@@ -12,11 +12,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from longtake.contracts import UserError
-from longtake.models import target_layers
-from longtake.weights import Format, ModelWeights, read_adapters, save_adapters, save_weights
+from longtake.models.lora import target_layers
 from longtake.weights.conversion import layer_names
-from longtake.weights.format import Form, Growth, Naming, WeightLayout
-from longtake.weights.lora import KOHYA, PEFT
+from longtake.weights.files import save_weights
+from longtake.weights.format import Form, Format, Growth, Naming, WeightLayout
+from longtake.weights.lora import KOHYA, PEFT, read_adapters, save_adapters
+from longtake.weights.model import ModelWeights
 from tests.weights.saved import save_model
 
 D, K = 4, 2

@@ -13,20 +13,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.models import LoraConfig, LoraLinear, MMDiT, MMDiTConfig, adapt, target_layers
+from longtake.models.config import LoraConfig, MMDiTConfig
+from longtake.models.lora import LoraLinear, adapt, target_layers
+from longtake.models.mmdit import MMDiT
 from longtake.system.lora import adapter_sizes, fill
-from longtake.weights import (
-    Adapter,
-    adapters_of,
-    convert_adapters,
-    find_adapters,
-    merged,
-    read_adapters,
-    save_adapters,
-    tensors_of,
-)
+from longtake.weights.adapters import Adapter, adapters_of, convert_adapters, merged, tensors_of
 from longtake.weights.conversion import ConvertedWeights
 from longtake.weights.format import WeightLayout
+from longtake.weights.lora import find_adapters, read_adapters, save_adapters
 from longtake.weights.mmdit import DIFFUSERS, FLUX, FORMAT, OPEN_SORA_V2
 from tests.models.golden import random_inputs, tiny_config
 from tests.models.initialised import initialise

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from longtake.contracts import UserError
-from longtake.models import MMDiT, MMDiTConfig
-from longtake.weights import ModelWeights, save_weights
+from longtake.models.config import MMDiTConfig
+from longtake.models.mmdit import MMDiT
 from longtake.weights.conversion import ConvertedWeights, plan_conversion, reorder_heads
+from longtake.weights.files import save_weights
 from longtake.weights.format import WeightLayout
 from longtake.weights.mmdit import DIFFUSERS, FLUX, FORMAT, OPEN_SORA_V2
+from longtake.weights.model import ModelWeights
 from tests.models.golden import (
     CASES,
     FOLDER,

@@ -12,10 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from longtake.contracts import UserError, WeightsMisfit
-from longtake.models import AdapterSize, STDiT3, STDiT3Config, adapt, target_layers
-from longtake.models.stdit3_config import published_config
-from longtake.weights import ModelWeights, adapters_of, merged, read_adapters, save_adapters
+from longtake.models.lora import AdapterSize, adapt, target_layers
+from longtake.models.stdit3 import STDiT3
+from longtake.models.stdit3_config import STDiT3Config, published_config
+from longtake.weights.adapters import adapters_of, merged
 from longtake.weights.conversion import ConvertedWeights
+from longtake.weights.lora import read_adapters, save_adapters
+from longtake.weights.model import ModelWeights
 from longtake.weights.stdit3 import FORMAT, PIXART
 from tests.models.golden_stdit3 import FOLDER, golden_model, random_inputs, tiny_config
 from tests.models.initialised import initialise

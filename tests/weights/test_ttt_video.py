@@ -22,11 +22,12 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from longtake.contracts import Conditions, UserError
-from longtake.models import TTTVideo, TTTVideoConfig
-from longtake.weights import ModelWeights, save_torch_folder, state_shapes
-from longtake.weights.conversion import ConvertedWeights
+from longtake.models.ttt_video import TTTVideo
+from longtake.models.ttt_video_config import TTTVideoConfig
+from longtake.weights.conversion import ConvertedWeights, state_shapes
 from longtake.weights.format import WeightLayout
-from longtake.weights.torch_folder import METADATA, TorchFolder
+from longtake.weights.model import ModelWeights
+from longtake.weights.torch_folder import METADATA, TorchFolder, save_torch_folder
 from longtake.weights.ttt_video import FORMAT, PUBLISHED
 from tests.models.golden_ttt_video import FOLDER, tiny_config
 from tests.models.initialised import initialise

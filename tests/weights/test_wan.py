@@ -13,18 +13,15 @@ from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
 from longtake.contracts import UserError, WeightsMisfit
-from longtake.models import AdapterSize, Wan, WanConfig, adapt
-from longtake.weights import (
-    STEM_OF_DIFFUSERS,
-    Adapters,
-    ModelWeights,
-    read_adapters,
-    save_adapters,
-    save_weights,
-    tensors_of,
-)
+from longtake.models.lora import AdapterSize, adapt
+from longtake.models.wan import Wan
+from longtake.models.wan_config import WanConfig
+from longtake.weights.adapters import Adapters, tensors_of
 from longtake.weights.conversion import ConvertedWeights
-from longtake.weights.format import WeightLayout
+from longtake.weights.files import save_weights
+from longtake.weights.format import STEM_OF_DIFFUSERS, WeightLayout
+from longtake.weights.lora import read_adapters, save_adapters
+from longtake.weights.model import ModelWeights
 from longtake.weights.wan import DIFFUSERS, FORMAT, OFFICIAL
 from tests.models.golden_wan import (
     FOLDER,

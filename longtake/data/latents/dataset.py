@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtake.buckets import view_of
+from longtake.buckets.protocol import view_of
 from longtake.contracts import Batch, Bucket, Caption, ClipFault, Slot, UserError
 from longtake.data.latents.source import (
     LARGEST_LATENT,

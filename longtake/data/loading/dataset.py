@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from longtake.buckets import BucketLaw, BucketRule, Timing, keyed_draw, view_of
+from longtake.buckets.assignment import BucketRule
+from longtake.buckets.protocol import BucketLaw, Timing, keyed_draw, view_of
 from longtake.contracts import Batch, Bucket, Caption, ClipFault, Draw, LatentShape, Places, Slot
 from longtake.data.clips.animation import is_still
 from longtake.data.clips.captions import names_in, read_frame_numbers, segment_captions, single_caption

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longtake.buckets import view_of
+from longtake.buckets.protocol import view_of
 from longtake.contracts import Bucket, Draw, LatentShape, Slot
 from longtake.random import Purpose, normals, uniforms, words
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import chain
 from pathlib import Path
 
-from longtake.config import Heights
+from longtake.config.load import Heights
 from longtake.config.tree import Branch
 from longtake.contracts import UserError
 from longtake.dialects.cogvideox_fun.data import translate_data
@@ -22,7 +22,7 @@ from longtake.dialects.names import refuse_typos
 from longtake.dialects.table import arities_of, keys_of, lay_defaults, refuse_bare
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
 from longtake.system.tiny import take_tiny
-from longtake.train import RunConfig
+from longtake.train.config import RunConfig
 
 
 class CogVideoXFun:

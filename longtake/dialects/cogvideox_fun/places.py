@@ -6,15 +6,14 @@ import os
 import re
 from pathlib import Path
 
-from longtake.checkpoint import list_checkpoints
-from longtake.checkpoint.runs import CheckpointInfo
+from longtake.checkpoint.runs import CheckpointInfo, list_checkpoints
 from longtake.config.tree import Leaf, Node
 from longtake.contracts import UserError
 from longtake.dialects.cogvideox_fun.keys import FOLDERS
 from longtake.dialects.table import apply_rows
 from longtake.dialects.tiny_weights import CHECK, LEFT_OUT, NOT_THERE, is_missing, leave_out_tiny_weights
 from longtake.dialects.translation import Translation, value_of
-from longtake.families import COGVIDEOX
+from longtake.families.cogvideox import COGVIDEOX
 from longtake.hub import published_facts
 from longtake.models.cogvideox_config import section_of
 from longtake.processes import restarts

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from longtake.config import Heights
+from longtake.config.load import Heights
 from longtake.config.tree import Branch
 from longtake.contracts import UserError
 from longtake.dialects.command_line import end_with_help
@@ -24,10 +24,11 @@ from longtake.dialects.opensora_v1_2.tracking import translate_places
 from longtake.dialects.opensora_v1_2.training import translate_training
 from longtake.dialects.tiny_weights import leave_out_tiny_weights
 from longtake.dialects.translation import Report, Say, SayOnce, Translation
-from longtake.generate import OF_TRAINING, GenerateConfig
+from longtake.generate.config import GenerateConfig
+from longtake.generate.read import OF_TRAINING
 from longtake.presets import opensora_v1_2_preset
 from longtake.system.tiny import take_tiny
-from longtake.train import RunConfig
+from longtake.train.config import RunConfig
 
 _EXAMPLES = {"train": "train/stage1.py", "generate": "inference/sample.py", "plan": "misc/bs.py"}
 

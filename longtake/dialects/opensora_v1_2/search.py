@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from longtake.config import load_config
+from longtake.config.load import load_config
 from longtake.config.tree import Branch, plain
 from longtake.contracts import UserError
 from longtake.dialects.command_line import as_flag
@@ -16,7 +16,7 @@ from longtake.dialects.opensora_v1_2.keys import flags_of
 from longtake.dialects.opensora_v1_2.places import SEARCHED
 from longtake.dialects.translation import Say, Translation
 from longtake.system.tiny import world_size
-from longtake.track import gpu_named
+from longtake.track.devices import gpu_named
 
 _TARGET = "--target-step-seconds"
 _NOTES = {

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from longtake.contracts import UserError
 from longtake.dialects.names import refuse_typos
 from longtake.dialects.opensora_v1_2.tracking import NO_LOGIN, has_login
-from longtake.train import RunConfig
+from longtake.train.config import RunConfig
 
 
 class _Videos(NamedTuple):

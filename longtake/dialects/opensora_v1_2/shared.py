@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from longtake.config import load_config
+from longtake.config.load import load_config
 from longtake.config.tree import Leaf, plain
 from longtake.dialects.opensora_v1_2.keys import PARTS
 from longtake.dialects.opensora_v1_2.places import weights_keys

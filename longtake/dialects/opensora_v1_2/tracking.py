@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from longtake.contracts import UserError
 from longtake.dialects.opensora_v1_2.shared import is_old
 from longtake.dialects.translation import Translation
-from longtake.track import TrackingConfig, require_wandb_login
+from longtake.track.config import TrackingConfig
+from longtake.track.trackers import require_wandb_login
 from longtake.train.config import NUMBER
 
 _STDIT3 = "STDiT3-XL/2"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from longtake.config import Heights
+from longtake.config.load import Heights
 from longtake.config.tree import Branch
 from longtake.dialects.opensora_v2.disk import place_clips, place_encoders, place_weights
 from longtake.dialects.opensora_v2.inference import translate_inference

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from longtake.config import Heights
+from longtake.config.load import Heights
 from longtake.config.tree import Branch
 from longtake.contracts import UserError
 from longtake.dialects.command_line import FLAGS_ALONE, end_with_help
@@ -19,9 +19,9 @@ from longtake.dialects.ttt_video.keys import CONFIG_FILE, read_flags, rows_of
 from longtake.dialects.ttt_video.sampling import translate_sampling
 from longtake.dialects.ttt_video.shared import check_keys, drop_keys, lay_preset, translate_model
 from longtake.dialects.ttt_video.training import translate_training
-from longtake.generate import GenerateConfig
+from longtake.generate.config import GenerateConfig
 from longtake.system.tiny import take_tiny
-from longtake.train import RunConfig
+from longtake.train.config import RunConfig
 
 _SCRIPTS = {"train": "train.py", "generate": "sample.py"}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from longtake.config import load_config
+from longtake.config.load import load_config
 from longtake.config.tree import Branch, plain
 from longtake.dialects.table import KeyRow, apply_rows, keys_of
 from longtake.dialects.tiny_weights import LEFT_OUT, leave_out_tiny_weights

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from longtake.checkpoint import list_checkpoints
-from longtake.config import load_config
+from longtake.checkpoint.runs import list_checkpoints
+from longtake.config.load import load_config
 from longtake.dialects.table import apply_rows
 from longtake.dialects.translation import Translation
 from longtake.dialects.ttt_video.keys import LENGTHS, TRAINING, WANDB

@@ -17,7 +17,7 @@ from longtake.durable import naming
 from longtake.small_files import parse_json, read_small
 
 if TYPE_CHECKING:
-    from longtake.parallel import World
+    from longtake.parallel.world import World
 
 FILE = "launches.jsonl"
 _MOST_WORDS = 300  # characters of a failure

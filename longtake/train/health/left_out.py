@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from longtake.checkpoint import Samples
+from longtake.checkpoint.state import Samples
 from longtake.contracts import UserError
-from longtake.data import DatasetConfig, list_quarantine
+from longtake.data.config import DatasetConfig
+from longtake.data.loading.quarantine import list_quarantine
 from longtake.train.sums import StepSums
 
 _SHOWN = 5

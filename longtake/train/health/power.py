@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from longtake.parallel import World
+    from longtake.parallel.world import World
 
 
 class NodePower:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from longtake.parallel import all_gather_single
+from longtake.parallel.collectives import all_gather_single
 
 if TYPE_CHECKING:
-    from longtake.system import System
+    from longtake.system.build import System
     from longtake.train.stream import StepInput, StepStream
 
 

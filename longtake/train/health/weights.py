@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from longtake.parallel import World
+from longtake.parallel.world import World
 
 _SHOWN = 3
 LARGEST = 1e6  # of a weight: norms keep activations finite, and the loss too, long after weights have left all sense

@@ -3,13 +3,3 @@
 `update` puts it together; `sharded` is the optimizer, `adamw` its formula, `quantise` and `rounding` its short formats,
 `storage` where tensors live between steps, `schedule` the learning rate, `ema` the moving average of the weights.
 """
-
-from typing import TYPE_CHECKING
-
-from longtake.lazy import lazy_exports
-
-if TYPE_CHECKING:
-    from longtake.train.optimizer.sharded import ShardedAdamW, clip_scale
-    from longtake.train.optimizer.update import WeightUpdate
-
-__getattr__ = lazy_exports(__name__)

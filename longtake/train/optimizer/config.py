@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from longtake.config import Section
+from longtake.config.section import Section
 
 OTHERS = "others"  # the group of what no pattern matches
 Share = Annotated[float, Field(ge=0, lt=1)]

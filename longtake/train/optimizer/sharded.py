@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from longtake.parallel import local_tensor, own_part
+from longtake.parallel.shard import local_tensor, own_part
 from longtake.train.config import RunConfig
 from longtake.train.optimizer.adamw import Moments, StepNumbers, kernel, update_8bit, update_fp32
 from longtake.train.optimizer.groups import groups_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from longtake.buckets import frame_interval
+from longtake.buckets.assignment import frame_interval
 from longtake.data.clips.captions import caption, published_rate
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "opensora_v2" / "captions.json").read_text())

@@ -14,8 +14,8 @@ from av.video.reformatter import Colorspace, VideoReformatter
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from longtake.data import ClipError, probe_file
-from longtake.data.clips.video import read_frames, read_image
+from longtake.data.clips.video import ClipError, read_frames, read_image
+from longtake.data.probing.one_file import probe_file
 
 UNIT = 1 << 16
 # display matrix (a, b, c, d) -> the stored picture as it is shown, for all turns and mirrors

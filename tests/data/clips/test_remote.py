@@ -16,9 +16,13 @@ import pytest
 import torch
 
 from longtake.contracts import UserError
-from longtake.data import ClipError, ClipTable, FileCache, SlotLoader, probe_table, write_image, write_video
 from longtake.data.clips import file_cache, servers
+from longtake.data.clips.file_cache import FileCache
 from longtake.data.clips.locations import file_name, is_url, join_location
+from longtake.data.clips.video import ClipError, write_image, write_video
+from longtake.data.loading.loader import SlotLoader
+from longtake.data.probing.probe import probe_table
+from longtake.data.tables.table import ClipTable
 from tests import forks
 from tests.data.made_clips import make_dataset, make_slot, noise_frames
 from tests.data.servers import FileServer, file_server
@@ -231,7 +235,7 @@ def test_a_missing_package_is_not_the_clips_fault(cache: FileCache, monkeypatch:
 def test_fsspec_is_imported_only_for_urls(folder: Path) -> None:
     lines = (
         "import sys",
-        "from longtake.data import ClipTable, FileCache, probe_table",
+        "from longtake.data.tables.table import ClipTable; from longtake.data.clips.file_cache import FileCache; from longtake.data.probing.probe import probe_table",
         f"ClipTable.open({str(folder / 'clips.parquet')!r}).location(0)",
         f"with FileCache({str(folder / 'cache')!r}).local({str(folder / '0.mp4')!r}): pass",
         "assert not {'fsspec', 's3fs', 'aiohttp'} & sys.modules.keys()",

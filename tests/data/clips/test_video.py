@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from longtake.data import probe_file
 from longtake.data.clips import video
 from longtake.data.clips.video import ClipError, read_frames, read_image, write_image, write_video
+from longtake.data.probing.one_file import probe_file
 from tests.data.made_clips import cut_without_decoding, decode_all, encode, noise_frames
 
 SHORT_GOPS = {"g": "12"}

@@ -16,10 +16,21 @@ import pytest
 import torch
 
 from longtake.contracts import UserError
-from longtake.data import ClipTable, DatasetConfig, LatentStore, StoredDataset, text_hash
+from longtake.data.config import DatasetConfig
+from longtake.data.latents.dataset import StoredDataset
 from longtake.data.latents.shard import DamagedShard, crc_of, shard_path, write_tensors
 from longtake.data.latents.source import UnusableLatents, sized
-from longtake.data.latents.store import EMPTY_FILE, FORMAT_VERSION, INDEX_SCHEMAS, LATENTS, STORE_FILE, TEXTS
+from longtake.data.latents.store import (
+    EMPTY_FILE,
+    FORMAT_VERSION,
+    INDEX_SCHEMAS,
+    LATENTS,
+    STORE_FILE,
+    TEXTS,
+    LatentStore,
+    text_hash,
+)
+from longtake.data.tables.table import ClipTable
 from longtake.random import Purpose, normals
 from tests.data.made_clips import DRAWS, LATENT, make_slot
 from tests.test_small_files import NO_OBJECTS, changed

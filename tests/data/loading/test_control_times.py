@@ -12,9 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from longtake.data import ClipTable, control_lines, probe_file, probe_table, write_video
+from longtake.data.clips.video import write_video
+from longtake.data.loading.controls import control_lines
+from longtake.data.probing.one_file import probe_file
+from longtake.data.probing.probe import probe_table
 from longtake.data.rules import Companion, SampleRules
-from longtake.diffusion import Window
+from longtake.data.tables.table import ClipTable
+from longtake.diffusion.known import Window
 from longtake.generate.references import frame_numbers
 from tests.data.made_clips import make_dataset, make_slot
 

@@ -15,24 +15,19 @@ import numpy as np
 import pytest
 import torch
 
-from longtake.buckets import BucketDraw, BucketRule, Columns, Timing, Unused, assign, keyed_draw
+from longtake.buckets.assignment import BucketRule, assign
+from longtake.buckets.protocol import BucketDraw, Columns, Timing, Unused, keyed_draw
 from longtake.contracts import Batch, Slot
-from longtake.data import (
-    ClipError,
-    ClipTable,
-    SlotLoader,
-    caption,
-    probe_table,
-    read_frames,
-    resize_crop,
-    write_image,
-    write_video,
-)
-from longtake.data.clips.transforms import window
+from longtake.data.clips.captions import caption
+from longtake.data.clips.transforms import resize_crop, window
+from longtake.data.clips.video import ClipError, read_frames, write_image, write_video
 from longtake.data.loading import dataset
 from longtake.data.loading.dataset import ClipCache, time_limit
 from longtake.data.loading.draws import draw, window_draws
+from longtake.data.loading.loader import SlotLoader
+from longtake.data.probing.probe import probe_table
 from longtake.data.rules import OWN, SampleRules
+from longtake.data.tables.table import ClipTable
 from tests.data.made_clips import DRAWS, LATENT, make_dataset, make_slot, noise_frames
 from tests.train.runs import PATIENCE_SECONDS
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from longtake.contracts import Slot, UserError
-from longtake.data import SlotLoader
 from longtake.data.loading import loader as loading
 from longtake.data.loading import workers
+from longtake.data.loading.loader import SlotLoader
 from tests.data.sources import Numbers, die, once, same, slot_of, slots_of
 from tests.forks import Forked
 from tests.train.runs import PATIENCE_SECONDS
@@ -400,7 +400,7 @@ def test_another_loaders_workers_do_not_keep_ended_ones_alive(monkeypatch: pytes
 
 LEFT_OPEN = """
 import sys, time
-from longtake.data import SlotLoader
+from longtake.data.loading.loader import SlotLoader
 from tests.forks import Forked
 from tests.data.sources import Numbers, slots_of
 seconds, wait = float(sys.argv[1]), float(sys.argv[2])

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from longtake.data import machine_bytes
 from longtake.data.loading import loader
+from longtake.data.loading.loader import machine_bytes
 
 
 def test_a_container_has_what_it_is_given_and_no_more_than_its_machine(

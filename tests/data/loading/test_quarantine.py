@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import ClipFault, UserError
-from longtake.data import append_quarantine, read_quarantine
+from longtake.data.loading.quarantine import append_quarantine, read_quarantine
 
 BIG = 2**64 - 1
 

@@ -11,10 +11,13 @@ import pyarrow.parquet
 import pytest
 
 from longtake.contracts import UserError
-from longtake.data import DatasetConfig, MixedTable, caption_lines, open_clips, probe_table
 from longtake.data.clips.video import write_image, write_video
+from longtake.data.config import DatasetConfig
 from longtake.data.probing.folder import TABLE
+from longtake.data.probing.probe import probe_table
 from longtake.data.tables.ids import compute_clip_ids
+from longtake.data.tables.mix import MixedTable, open_clips
+from longtake.data.tables.table import caption_lines
 from tests.data.made_clips import noise_frames
 
 

@@ -11,8 +11,8 @@ import pyarrow.parquet
 import pytest
 
 from longtake.contracts import UserError
-from longtake.data import probe_table
 from longtake.data.clips.video import write_image, write_video
+from longtake.data.probing.probe import probe_table
 from longtake.data.tables import json_table
 from longtake.data.tables.rows import open_rows
 from longtake.data.tables.write_rows import write_table

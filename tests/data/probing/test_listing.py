@@ -12,10 +12,15 @@ import pytest
 from PIL import Image
 
 from longtake.contracts import UserError
-from longtake.data import DatasetConfig, FromFiles, caption_lines, edit_captions, folder_notes, open_clips, probe_table
 from longtake.data.clips.video import read_frames, read_image, write_image, write_video
+from longtake.data.config import DatasetConfig
 from longtake.data.probing.listing import list_clips
 from longtake.data.probing.one_file import probe_file
+from longtake.data.probing.probe import probe_table
+from longtake.data.tables.captions import FromFiles, edit_captions
+from longtake.data.tables.mix import open_clips
+from longtake.data.tables.rows import folder_notes
+from longtake.data.tables.table import caption_lines
 from tests.data.made_clips import noise_frames
 
 

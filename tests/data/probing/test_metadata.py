@@ -9,23 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longtake.buckets import plan_pass
+from longtake.buckets.order import plan_pass
 from longtake.contracts import UserError
-from longtake.data import (
-    ClipTable,
-    DatasetConfig,
-    clip_weights,
-    filter_table,
-    merge_tables,
-    open_clips,
-    order_columns,
-    probe_table,
-    split_table,
-    table_and_root,
-    table_facts,
-    table_stats,
-)
 from longtake.data.clips.video import write_image, write_video
+from longtake.data.config import DatasetConfig
+from longtake.data.probing.probe import probe_table
+from longtake.data.tables.mix import clip_weights, open_clips, order_columns, table_and_root
+from longtake.data.tables.select import filter_table, merge_tables, split_table
+from longtake.data.tables.stats import table_facts, table_stats
+from longtake.data.tables.table import ClipTable
 from tests.buckets.tables import inputs, rule
 from tests.data.made_clips import noise_frames
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from longtake.data import probe_table
 from longtake.data.clips.video import write_image, write_video
 from longtake.data.probing.pool import ask_on_ray
+from longtake.data.probing.probe import probe_table
 from tests.data.made_clips import noise_frames
 
 pytestmark = [

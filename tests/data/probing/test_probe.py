@@ -13,10 +13,12 @@ import pytest
 from PIL import Image
 
 from longtake.contracts import UserError
-from longtake.data import ClipError, ClipTable, probe_file, probe_table
-from longtake.data.clips.video import read_frames, read_image, write_image, write_video
+from longtake.data.clips.video import ClipError, read_frames, read_image, write_image, write_video
 from longtake.data.probing import pool as pool_module
+from longtake.data.probing.one_file import probe_file
 from longtake.data.probing.pool import WorkerPool
+from longtake.data.probing.probe import probe_table
+from longtake.data.tables.table import ClipTable
 from longtake.random import hash64
 from tests.data.clips.test_video import FILES
 from tests.data.made_clips import decode_all, encode, noise_frames

@@ -16,12 +16,11 @@ import pyarrow.parquet
 import pytest
 
 from longtake.contracts import UserError
-from longtake.data import probe_table
 from longtake.data.clips.video import write_video
 from longtake.data.probing import probe
 from longtake.data.probing.journal import Journal
 from longtake.data.probing.one_file import ClipInfo, probe_file
-from longtake.data.probing.probe import part_path
+from longtake.data.probing.probe import part_path, probe_table
 from tests.data.made_clips import noise_frames
 from tests.train.runs import PATIENCE_SECONDS
 

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from longtake.data import ClipError, probe_file
-from longtake.data.clips.video import open_video, read_frames
+from longtake.data.clips.video import ClipError, open_video, read_frames
 from longtake.data.probing import one_file
-from longtake.data.probing.one_file import ClipInfo, _probe_by_ffmpeg, _probe_by_index
+from longtake.data.probing.one_file import ClipInfo, _probe_by_ffmpeg, _probe_by_index, probe_file
 from tests.data.made_clips import cut_without_decoding, decode_all, encode, noise_frames
 
 UNEVEN = np.cumsum([25, 20, 30, 25, 90, 10] * 4).tolist()

@@ -14,10 +14,13 @@ import pyarrow.parquet
 import pytest
 
 from longtake.contracts import UserError
-from longtake.data import ClipTable, filter_table, make_shards, merge_tables, probe_table, split_table, table_stats
+from longtake.data.probing.probe import probe_table
 from longtake.data.tables import convert, json_table, shards
+from longtake.data.tables.convert import make_shards
 from longtake.data.tables.rows import open_rows
-from longtake.data.tables.table import caption_lines
+from longtake.data.tables.select import filter_table, merge_tables, split_table
+from longtake.data.tables.stats import table_stats
+from longtake.data.tables.table import ClipTable, caption_lines
 from longtake.data.tables.write_rows import write_table
 from tests.data.tables.test_shards import assert_same
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from longtake.contracts import UserError
-from longtake.data import ClipTable, caption_lines, make_shards
 from longtake.data.tables import shards
+from longtake.data.tables.convert import make_shards
 from longtake.data.tables.rows import open_rows
-from longtake.data.tables.table import probe_warning
+from longtake.data.tables.table import ClipTable, caption_lines, probe_warning
 from tests.data.tables.test_shards import clips, write
 
 

@@ -15,21 +15,16 @@ import pyarrow.parquet
 import pytest
 
 from longtake.contracts import UserError
-from longtake.data import (
-    ClipTable,
-    edit_captions,
-    filter_table,
-    make_shards,
-    merge_tables,
-    read_numbers,
-    split_table,
-    table_stats,
-)
 from longtake.data.clips.caption_files import read_caption
 from longtake.data.clips.captions import captions_in
 from longtake.data.probing.probe import read_source
 from longtake.data.tables import csv_table
-from longtake.data.tables.rows import open_rows
+from longtake.data.tables.captions import edit_captions
+from longtake.data.tables.convert import make_shards
+from longtake.data.tables.rows import open_rows, read_numbers
+from longtake.data.tables.select import filter_table, merge_tables, split_table
+from longtake.data.tables.stats import table_stats
+from longtake.data.tables.table import ClipTable
 
 NUMBERS = "9,32,48,8"
 HEADER = "path,text,num_frames,height,width,fps"

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from longtake.contracts import UserError
-from longtake.data import ClipTable, DatasetConfig, open_clips
+from longtake.data.config import DatasetConfig
 from longtake.data.tables import convert
+from longtake.data.tables.mix import open_clips
+from longtake.data.tables.table import ClipTable
 
 HEADER = "path,text,num_frames,height,width,fps"
 

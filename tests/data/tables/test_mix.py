@@ -11,10 +11,11 @@ import pytest
 from pydantic import ValidationError
 
 from longtake.contracts import Bucket, Slot, UserError
-from longtake.data import ClipTable, DatasetConfig, MixedTable, open_clips
+from longtake.data.config import DatasetConfig
 from longtake.data.loading.draws import caption_columns
 from longtake.data.tables import ids, mix
-from longtake.data.tables.mix import JoinedColumn
+from longtake.data.tables.mix import JoinedColumn, MixedTable, open_clips
+from longtake.data.tables.table import ClipTable
 
 
 def table(folder: Path, paths: list[str], **columns: list) -> Path:

@@ -10,9 +10,11 @@ import pyarrow.parquet
 import pytest
 
 from longtake.contracts import UserError
-from longtake.data import ClipTable, filter_table, make_shards, merge_tables, split_table
 from longtake.data.tables import convert, shards, write_rows
+from longtake.data.tables.convert import make_shards
 from longtake.data.tables.rows import open_rows
+from longtake.data.tables.select import filter_table, merge_tables, split_table
+from longtake.data.tables.table import ClipTable
 from tests.data.tables.test_shards import clips, write
 
 
@@ -167,7 +169,7 @@ def test_repeated_clips_are_refused_left_out_or_renamed(tmp_path: Path) -> None:
 
 
 def test_renamed_clips_have_the_ids_of_a_mix(tmp_path: Path) -> None:
-    from longtake.data import MixedTable
+    from longtake.data.tables.mix import MixedTable
 
     one, two = (write(good(count), tmp_path / f"{count}.parquet") for count in (10, 12))
     mixed = MixedTable([ClipTable.open(one), ClipTable.open(two)], [1, 1])

@@ -13,9 +13,10 @@ import pyarrow.parquet
 import pytest
 
 from longtake.contracts import UserError
-from longtake.data import ClipTable, make_shards
 from longtake.data.tables import convert, rows, shards
+from longtake.data.tables.convert import make_shards
 from longtake.data.tables.shards import TableShards
+from longtake.data.tables.table import ClipTable
 from longtake.data.tables.write_rows import write_table
 
 ARRAYS = ("num_frames", "height", "width", "fps", "motion_score", "clip_ids")

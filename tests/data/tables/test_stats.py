@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from longtake.data import ClipError, stats_page, table_facts, table_stats
-from longtake.data.clips.video import write_image, write_video
+from longtake.data.clips.video import ClipError, write_image, write_video
 from longtake.data.tables import stats
-from longtake.data.tables.stats_page import short_film
+from longtake.data.tables.stats import table_facts, table_stats
+from longtake.data.tables.stats_page import short_film, stats_page
 from longtake.pages import html
 from tests.data.made_clips import noise_frames
 from tests.data.tables.test_shards import clips, write

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from longtake.contracts import UserError
-from longtake.data import ClipTable
+from longtake.data.tables.table import ClipTable
 from longtake.random import hash64
 
 HEADER = "path,text,num_frames,height,width,fps"

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from longtake.parallel import World
+from longtake.parallel.world import World
 from longtake.train import loop
-from longtake.train.health import NodePower, power, read_launches
+from longtake.train.health import power
+from longtake.train.health.launches import read_launches
+from longtake.train.health.power import NodePower
 from tests.train.runs import metrics, train_here, write_config
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from longtake.checkpoint import Samples
+from longtake.checkpoint.state import Samples
 from longtake.contracts import ClipFault, UserError
-from longtake.data import DatasetConfig, append_quarantine
-from longtake.train import train_run
+from longtake.data.config import DatasetConfig
+from longtake.data.loading.quarantine import append_quarantine
 from longtake.train.health.left_out import LostSamples
+from longtake.train.run import train_run
 from tests.train.runs import (
     assert_one_sentence,
     exact,

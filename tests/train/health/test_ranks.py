@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from longtake.models.mmdit import SingleBlock
-from longtake.parallel import start_world
-from longtake.track import make_console
-from longtake.train import read_run, train
-from longtake.train.health import RankTimes
+from longtake.parallel.world import start_world
+from longtake.track.progress import make_console
+from longtake.train.health.ranks import RankTimes
+from longtake.train.run import train
+from longtake.train.run_file import read_run
 from tests.forks import on_processes
 from tests.train.runs import free_port, metrics, write_config
 

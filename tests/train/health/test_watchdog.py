@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from longtake.train import EXIT_HANG
-from longtake.train.health import read_launches, watchdog
-from longtake.train.health.watchdog import Watchdog, collective_timeout
+from longtake.train.health import watchdog
+from longtake.train.health.launches import read_launches
+from longtake.train.health.watchdog import EXIT_HANG, Watchdog, collective_timeout
 from tests.train.runs import PATIENCE_SECONDS, finish, start
 
 HANGS = """

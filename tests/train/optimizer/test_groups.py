@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from longtake.contracts import UserError
-from longtake.train.optimizer import ShardedAdamW
 from longtake.train.optimizer.groups import groups_of
+from longtake.train.optimizer.sharded import ShardedAdamW
 from tests.train.optimizer.test_schedule import run_config
 from tests.train.optimizer.test_sharded import give_gradients, model_of
 from tests.train.runs import exact, metrics, tensors, train_here, write_config

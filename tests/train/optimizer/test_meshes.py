@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from longtake.checkpoint import load_tensors, save_checkpoint
-from longtake.parallel import World
-from longtake.train.optimizer import ShardedAdamW, clip_scale
+from longtake.checkpoint.load import load_tensors
+from longtake.checkpoint.save import save_checkpoint
+from longtake.parallel.world import World
 from longtake.train.optimizer.ema import Ema
+from longtake.train.optimizer.sharded import ShardedAdamW, clip_scale
 from tests.precision import within
 from tests.ranks import Facts, on_ranks
 from tests.train.optimizer.test_sharded import WAYS, Way, model_of, optimizer_of

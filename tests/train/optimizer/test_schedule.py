@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from longtake.config import resolve
+from longtake.config.load import resolve
 from longtake.contracts import UserError
-from longtake.train import RunConfig
+from longtake.train.config import RunConfig
 from longtake.train.optimizer.config import ClipConfig
 from longtake.train.optimizer.schedule import learning_rate
 from longtake.train.optimizer.update import limit_at

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from longtake.train.optimizer import ShardedAdamW, clip_scale
 from longtake.train.optimizer.adamw import StepNumbers, update_8bit
 from longtake.train.optimizer.quantise import table
 from longtake.train.optimizer.rounding import rounding_key
+from longtake.train.optimizer.sharded import ShardedAdamW, clip_scale
 from tests.precision import within
 from tests.train.optimizer.test_schedule import run_config
 

@@ -10,13 +10,13 @@ from safetensors import safe_open
 from torch import nn
 
 from longtake.contracts import Conditions
-from longtake.diffusion import VPrediction, VPredictionConfig
-from longtake.models import frozen_names
+from longtake.diffusion.config import VPredictionConfig
+from longtake.diffusion.v_prediction import VPrediction
+from longtake.models.lora import frozen_names
 from longtake.presets import find_preset
-from longtake.train import read_run
 from longtake.train.config import RunWithoutTable
-from longtake.train.optimizer import ShardedAdamW
-from longtake.train.optimizer.sharded import clip_scale
+from longtake.train.optimizer.sharded import ShardedAdamW, clip_scale
+from longtake.train.run_file import read_run
 from longtake.weights.ttt_video import FORMAT
 from tests.models.golden_ttt_video import FOLDER, golden, golden_model
 
