@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "longtake"
 LEVELS = (  # from the ground up; a package imports from lower levels only
-    ("chunks", "contracts", "durable", "lazy", "locks", "presets", "processes", "random", "transfer", "_version"),
+    ("chunks", "contracts", "durable", "locks", "presets", "processes", "random", "transfer", "_version"),
     ("pages", "plain_pickle", "small_files", "tensor_files"),
     ("report", "torch_files"),
     ("config", "hub"),
@@ -90,11 +90,7 @@ def modules_of(room_path: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize("package", sorted(path.parent for path in PACKAGE.glob("*/__init__.py")), ids=name)
 def test_modules_of_a_package_do_not_import_each_other_in_a_circle(package: Path) -> None:
-    """Imports inside functions and for annotations count too.
-
-    What a package exports is imported from its module: the package's own `__init__` may load its names late, and
-    would hide a circle.
-    """
+    """Imports inside functions and for annotations count too."""
     modules, needs = modules_of(package), {}
     packages = {module for module, path in modules.items() if path.name == "__init__.py"}
     for own, path in modules.items():

@@ -165,13 +165,14 @@ def stats(
     from longtake.data.tables.rows import folder_notes
     from longtake.data.tables.stats import column_rows, table_facts, table_stats
     from longtake.track.progress import make_console
-    from longtake.train.preview import preview_buckets, preview_captions, read_previewed
 
     if run is None and context.args:
         raise UserError(f"data stats: there is no option {context.args[0]}; overriding a key of a run needs --run RUN")
     cache = file_cache(cache_dir, cache_gb)
     config = None
     if run is not None:
+        from longtake.train.preview import read_previewed
+
         source, overrides = run_and_overrides(context, run, "data stats")
         config = read_previewed(source, table, overrides, context.obj)
     console = make_console()
@@ -188,8 +189,11 @@ def stats(
     print_table(console, head, column_rows(found), numbers=head[1:])
     if found.sampled < found.rows:
         console.print(f"medians are of {found.sampled:,} rows drawn at random")
-    preview = None if config is None else preview_buckets(config, table)
-    if preview is not None and config is not None:
+    preview = None
+    if config is not None:
+        from longtake.train.preview import preview_buckets, preview_captions
+
+        preview = preview_buckets(config, table)
         console.print(preview.text(), soft_wrap=True)
         for line in preview_captions(config):
             console.print(line, soft_wrap=True)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from longtake import parallel
 from longtake.generate.run import open_system
 from longtake.generate.source import resolve_source
 from longtake.parallel.compile import BlockCompiler
@@ -32,7 +31,7 @@ def test_compiled_blocks_make_the_video_of_eager_ones(
         graphs.append(graph)
         return graph
 
-    monkeypatch.setattr(parallel, "BlockCompiler", partial(BlockCompiler, backend=counted))
+    monkeypatch.setattr("longtake.system.build.BlockCompiler", partial(BlockCompiler, backend=counted))
     options = {"text_osci": True, "num_steps": 12}  # steps of two branches, and of one
     eager = make(tiny_system(described, world), "still", **options)
     assert not graphs

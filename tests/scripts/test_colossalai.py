@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from longtake import cluster
 from longtake.cluster.launch import Launch, Launcher
 from tests.cluster.servers import ROOT
 
@@ -92,7 +91,7 @@ def test_every_other_flag_acts(launches: list[Launch], monkeypatch: pytest.Monke
 
 def test_one_machine_needs_no_ssh(launches: list[Launch], monkeypatch: pytest.MonkeyPatch) -> None:
     here: list[object] = []
-    monkeypatch.setattr(cluster, "launch_here", lambda *words: here.append(words[:2]) or 0)
+    monkeypatch.setattr("longtake.cluster.here.launch_here", lambda *words: here.append(words[:2]) or 0)
     line = "colossalai run --nproc_per_node 8 --master_port 29501 scripts/diffusion/train.py c.py --lr 1"
     assert say(line, monkeypatch) == 0
     assert here == [(["scripts/diffusion/train.py", "c.py", "--lr", "1"], 8)]

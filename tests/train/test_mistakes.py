@@ -235,7 +235,7 @@ def test_a_gradient_that_is_not_finite_ends_a_run_that_may_leave_out_no_step(
     capsys: Capture, tmp_path: Path, clips: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overflow = torch.tensor(float("inf"))
-    monkeypatch.setattr("longtake.train.optimizer.ShardedAdamW.grad_square_sum", lambda _: overflow)
+    monkeypatch.setattr("longtake.train.optimizer.sharded.ShardedAdamW.grad_square_sum", lambda _: overflow)
     config = write_config(tmp_path, clips, ckpt_every=1, max_skipped=0)
     refused(capsys, ["train", config], "step 1: the gradient norm is not finite", "grad_clip = 1.0")
     assert steps_saved(tmp_path / "outputs" / "tiny") == []

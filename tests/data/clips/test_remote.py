@@ -235,7 +235,8 @@ def test_a_missing_package_is_not_the_clips_fault(cache: FileCache, monkeypatch:
 def test_fsspec_is_imported_only_for_urls(folder: Path) -> None:
     lines = (
         "import sys",
-        "from longtake.data.tables.table import ClipTable; from longtake.data.clips.file_cache import FileCache; from longtake.data.probing.probe import probe_table",
+        "from longtake.data.tables.table import ClipTable; from longtake.data.clips.file_cache import FileCache",
+        "from longtake.data.probing.probe import probe_table",
         f"ClipTable.open({str(folder / 'clips.parquet')!r}).location(0)",
         f"with FileCache({str(folder / 'cache')!r}).local({str(folder / '0.mp4')!r}): pass",
         "assert not {'fsspec', 's3fs', 'aiohttp'} & sys.modules.keys()",
