@@ -354,7 +354,7 @@ class WanBlock(nn.Module):
     def forward(self, x: Tensor, numbers: Tensor, context: Tensor, rope: Tensor, given: Tensor | None = None) -> Tensor:
         """x float32 [B, M, D], numbers float32 [B, R, 6, D], context [B, P + L, D], rope [2, M, 1, K/2], given bool
         [B, M, 1] -> new x."""
-        dtype = self.ffn[0].weight.dtype
+        dtype = self.norm3.weight.dtype  # those of the linear layers may be quantized
         rows = (self.modulation + numbers).unbind(2)
         shift1, scale1, gate1, shift2, scale2, gate2 = (of_tokens(row, given) for row in rows)
         x = layers.add_gated(x, gate1, self.self_attn(layers.modulate(x, shift1, scale1).to(dtype), rope).to(x))

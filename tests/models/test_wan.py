@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from longtake.contracts import UserError
 from longtake.models import layers
 from longtake.models.build import build_denoiser
+from longtake.models.lora import AdapterSize, adapt, target_layers
 from longtake.models.wan import THETA, Wan, time_features
 from longtake.models.wan_config import WanConfig, official_config, published_config, section_of
 from longtake.weights.conversion import ConvertedWeights
@@ -247,6 +248,24 @@ def test_forward_flops_equal_the_counter_of_torch(variant: str) -> None:
         x, t, conditions = random_inputs(config, (4, 5, 6))
         build_denoiser(config)(x, t, conditions.updated(x_mask=None))
     assert counter.get_total_flops() == 2 * Wan.forward_flops(config, (4, 4, 5, 6), 5)
+
+
+@pytest.mark.parametrize("base", ["int8", "fp8", "nf4"])
+def test_adapters_train_on_a_quantized_base_as_on_a_dense_one(base: str) -> None:
+    config = tiny_config(num_attention_heads=4, attention_head_dim=16, ffn_dim=128)
+    found = {}
+    for kind in ("dense", base):
+        model = Wan(config)
+        layer_names = target_layers(model, None, FORMAT.lora_targets)
+        adapt(model, dict.fromkeys(layer_names, AdapterSize(4, 1.0)), kind, torch.float32)
+        initialise(model, 3)
+        torch.nn.init.normal_(model.head.head.weight, generator=torch.Generator().manual_seed(0))
+        found[kind] = model(*random_inputs(config))
+        assert found[kind].dtype == torch.float32
+        found[kind].square().sum().backward()
+        with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+        assert with_gradient == {f"{name}.{factor}" for name in layer_names for factor in ("lora_a", "lora_b")}
+    assert within((found[base] - found["dense"]).norm(), 0.15 * found["dense"].norm())
 
 
 def test_a_traced_model_gives_the_same_answer() -> None:

@@ -15,6 +15,6 @@ sampling_option = dict(
     num_frames=81,  # 4k+1
     num_steps=50,
     guidance=6.0,
-    solver="euler",
+    solver="unipc",
 )
 fps_save = 16
