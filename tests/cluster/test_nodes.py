@@ -19,10 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from longtake import cluster
-from longtake.cli import nodes as verbs
 from longtake.cluster import node
 from longtake.cluster.arguments import Host
+from longtake.cluster.connection import Connections
 from longtake.cluster.launch import Launch, Launcher
 from longtake.cluster.machine import family, processes
 from longtake.cluster.nodes import Nodes, RunOnNode
@@ -115,7 +114,7 @@ def test_json_has_each_gpu_and_a_clock_that_is_ours(tools: Site, capsys: Capture
 
 
 def test_a_node_that_hangs_holds_nobody_up(place: Site, monkeypatch: pytest.MonkeyPatch):
-    waited, gather = list[set[int]](), cluster.connection.Connections.gather
+    waited, gather = list[set[int]](), Connections.gather
 
     def noted(self: object, kind: str, hosts: set[int], *args: object) -> object:
         waited.append(set(hosts))
@@ -126,7 +125,7 @@ def test_a_node_that_hangs_holds_nobody_up(place: Site, monkeypatch: pytest.Monk
     found = Nodes([Host("alpha"), Host("beta")], place.ssh.split(), "slow", {}, seconds=0.1)
     try:
         until(lambda: "alive" in found.ask_all({"do": "signal", "number": 0, "pids": []}, 0.2)[0])
-        monkeypatch.setattr(cluster.connection.Connections, "gather", noted)
+        monkeypatch.setattr(Connections, "gather", noted)
         answers = found.ask_all({"do": "signal", "number": 0, "pids": []})
         assert waited == [{0}]  # and not for `beta`
         assert (answers[0]["alive"], answers[1]) == ([], {"fault": "no answer within 20 s"})
@@ -143,8 +142,8 @@ def test_a_clock_that_is_ahead_is_seen(monkeypatch: pytest.MonkeyPatch, place: S
             event.value.update({key: event.value[key] + 7.0 for key in ("received", "answered")})
         return said, closed
 
-    gather = cluster.connection.Connections.gather
-    monkeypatch.setattr(cluster.connection.Connections, "gather", ahead)
+    gather = Connections.gather
+    monkeypatch.setattr(Connections, "gather", ahead)
     found = Nodes([Host("alpha")], place.ssh.split(), sys.executable, {})
     begun = time.monotonic()
     answer = found.ask_all({"do": "signal", "number": 0, "pids": []})[0]
@@ -279,7 +278,7 @@ class Told:
 
 def test_all_means_training_alone_and_is_asked_once(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "hosts").write_text("node1\nnode2\n")
-    monkeypatch.setattr(verbs.cluster, "Nodes", Told)
+    monkeypatch.setattr("longtake.cluster.nodes.Nodes", Told)
     monkeypatch.setattr(Told, "stopped", ())
     words = ["stop", str(tmp_path / "hosts")]
     monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115
