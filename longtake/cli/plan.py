@@ -288,12 +288,13 @@ def _probe(plan: RunPlan, config: RunConfig) -> tuple[Probed, ...] | None:
 
 def _validation(plan: RunPlan) -> ValidationForecast | None:
     """What the videos of the run's validations take; None where it makes none."""
-    from longtake.evaluate.validation import plan_validation
-    from longtake.plan.validation import forecast_validation
-
     section = plan.work.config.validation
     if section is None:
         return None
+
+    from longtake.evaluate.validation import plan_validation
+    from longtake.plan.validation import forecast_validation
+
     return forecast_validation(plan, plan_validation(plan.work.config, section).requests())
 
 

@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from longtake.parallel.degrees import EntryKey
-from longtake.plan.probe import Probed
 from longtake.plan.run import RunPlan, forecast_stage
 from longtake.plan.speed import update_seconds
+
+if TYPE_CHECKING:  # its module imports all that trains
+    from longtake.plan.probe import Probed
 
 _FEWEST = 4  # steps that say something
 
