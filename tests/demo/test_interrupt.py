@@ -14,7 +14,7 @@ from tests.train.runs import start, wait_until
 PROGRAM = """
 import sys
 from functools import partial
-from longtake import demo
+from longtake.demo import start as demo
 demo.run_demo = partial(demo.run_demo, num_clips=24, num_stills=6)
 from longtake.cli import main
 main(["demo", *sys.argv[1:]])
