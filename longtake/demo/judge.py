@@ -88,7 +88,7 @@ def is_continuous(frames: np.ndarray) -> bool:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a clip shows of its prompt: True for what is right, None for what the prompt does not name."""
+    """A clip against its prompt: True for what is right, None for what the prompt does not name."""
 
     colour: bool
     shape: bool | None

@@ -29,7 +29,7 @@ CACHE = "folder for files from the hub; None: the hub's own cache"
 
 
 class EncoderSection(Section):
-    """What all encoders' sections have."""
+    """Base of all encoders' sections."""
 
     WHEREABOUTS: ClassVar[frozenset[str]] = frozenset({"from_pretrained", "cache_dir", "placement", "compile"})
 
@@ -39,7 +39,7 @@ class EncoderSection(Section):
 
 
 class AutoencoderSection(EncoderSection, OpenSection):
-    """What every autoencoder's section has. A learned one's has `from_pretrained` and `cache_dir` too, and may have
+    """Base of all autoencoders' sections. A learned one's has `from_pretrained` and `cache_dir` too, and may have
     `dtype` and `placement`."""
 
     # "module:class" or function, called with (section, dtype); a learned one is on the meta device
@@ -58,7 +58,7 @@ class AutoencoderSection(EncoderSection, OpenSection):
 
     @property
     def scale(self) -> float:
-        """What the latents of the weights as they were published are multiplied by."""
+        """The factor on latents of the weights as they were published."""
         return getattr(self, "scale_factor", 1.0)
 
     @property
@@ -68,7 +68,7 @@ class AutoencoderSection(EncoderSection, OpenSection):
 
     @property
     def is_random(self) -> bool:
-        """Whether latents are drawn from a posterior."""
+        """True where latents are drawn from a posterior."""
         return getattr(self, "posterior", "mode") == "sample"
 
     def refuse_sides(self, place: str, cells: str, height: int, width: int) -> None:
@@ -81,7 +81,7 @@ class AutoencoderSection(EncoderSection, OpenSection):
             )
 
     def has_length(self, num_frames: int) -> bool:
-        """Whether it can give back clips of so many frames."""
+        """True where it can give back clips of so many frames."""
         try:
             self.check(num_frames, self.latent.spatial, self.latent.spatial)
         except UserError:
@@ -216,7 +216,7 @@ def fitted_layer(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 class KLSection(AutoencoderSection):
-    """What learned autoencoders with a normal posterior have in common."""
+    """Base of the sections of learned autoencoders with a normal posterior."""
 
     AUTOENCODER: ClassVar[str] = "longtake.encoders.kl:build_kl"
 
@@ -417,5 +417,5 @@ class CogVideoXVAEConfig(KLSection):
 
     @property
     def known_scale(self) -> float:
-        """What an image-to-video model is given of known latents is multiplied by this."""
+        """The factor on known latents that an image-to-video model is given."""
         return self.scale_factor**-2 if self.invert_scale_latents else 1.0

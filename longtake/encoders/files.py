@@ -7,7 +7,7 @@ each name. FLUX's original `ae.safetensors` counts blocks, levels and attentions
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -16,10 +16,12 @@ from longtake.contracts import UserError
 from longtake.hub import find_files, is_hub_name
 from longtake.tensor_files import check_finite
 
+Rules = Sequence[tuple[str, str | Callable[[re.Match[str]], str]]]
+
 _SMALL = ("*.json", "*.model", "*.txt")  # architecture and tokenizer
 _WEIGHTS = ("*.safetensors", "*.bin")  # looked for in this order
 _LEVELS = 4
-_RULES = (  # diffusers' name -> the original's; the first that fits counts
+_RULES: Rules = (  # diffusers' name -> the original's; the first that fits counts
     (r"(encoder|decoder)\.conv_norm_out\.", r"\1.norm_out."),
     (r"(encoder|decoder)\.mid_block\.resnets\.0\.", r"\1.mid.block_1."),
     (r"(encoder|decoder)\.mid_block\.resnets\.1\.", r"\1.mid.block_2."),
@@ -54,11 +56,17 @@ def local_encoder(name: str, cache_dir: str | None = None) -> Path | None:
 
 def flux_name(name: str) -> str:
     """diffusers' name of a tensor of FLUX's autoencoder -> its name in the original file."""
-    for pattern, replacement in _RULES:
-        found, count = re.subn(f"^{pattern}", replacement, name)
+    renamed = _renamed(name, _RULES)
+    return name if renamed is None else renamed.replace("conv_shortcut", "nin_shortcut")
+
+
+def _renamed(name: str, rules: Rules) -> str | None:
+    """A name by the first of the rules that fits its beginning; None where none does."""
+    for pattern, replacement in rules:
+        renamed, count = re.subn(f"^{pattern}", replacement, name)
         if count:
-            return found.replace("conv_shortcut", "nin_shortcut")
-    return name
+            return renamed
+    return None
 
 
 def autoencoder_names(files: Collection[str], names: Collection[str], original: Callable[[str], str]) -> dict[str, str]:
@@ -79,7 +87,7 @@ def t5_names(files: Collection[str]) -> dict[str, str]:
     return names | ({"embed_tokens.weight": "shared.weight"} if "shared.weight" in files else {})
 
 
-_UMT5_RULES = (  # official name -> that in the encoder stack
+_UMT5_RULES: Rules = (  # official name -> that in the encoder stack
     (r"token_embedding\.", "embed_tokens."),
     (r"norm\.", "final_layer_norm."),
     (r"blocks\.(\d+)\.norm1\.", r"block.\1.layer.0.layer_norm."),
@@ -96,11 +104,7 @@ def umt5_names(files: Collection[str]) -> dict[str, str]:
     """Name in the encoder stack -> name in a UMT5 checkpoint of transformers, or in Wan's official file."""
     if "token_embedding.weight" not in files:
         return t5_names(files)
-    names = {}
-    for name in files:
-        renamed = (re.subn(f"^{pattern}", replacement, name) for pattern, replacement in _UMT5_RULES)
-        names[next((result for result, count in renamed if count), name)] = name
-    return names
+    return {_renamed(name, _UMT5_RULES) or name: name for name in files}
 
 
 def clip_names(files: Collection[str]) -> dict[str, str]:

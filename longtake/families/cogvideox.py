@@ -10,6 +10,7 @@ from longtake.diffusion.config import END_KINDS, VPredictionConfig, published_sc
 from longtake.encoders.autoencoder_config import CogVideoXVAEConfig
 from longtake.families.cogvideox_sizes import COLLATE, FunSizes
 from longtake.families.record import Family, Text
+from longtake.families.tiny import TINY_CELL, TINY_LENGTH, TINY_WORDS, tiny_sections
 from longtake.hub import published_facts
 from longtake.models.cogvideox_config import PUBLISHED_CLASS, CogVideoXConfig, section_of
 
@@ -34,8 +35,6 @@ QUIRKS = {
     COLLATE: "a large video has up to 4 frames more than its budget of tokens allows (13 for 9 at 1024 x 1024)",
 }
 GUIDANCE = {name: f"longtake.diffusion.guidance:{name}" for name in ("dynamic", "dynamic_by_step")}
-TINY_CELL = 16  # pixels along one side of a token
-TINY_WORDS, TINY_LENGTH = 64, 16
 
 
 def companions(model: CogVideoXConfig) -> tuple[Companion, ...]:
@@ -58,7 +57,6 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
     patch = model.get("patch_size", 2)
     side = TINY_CELL // patch
     sizes: dict[str, Any] = {
-        "from_pretrained": None,
         "num_layers": 2,
         "num_attention_heads": 8,  # for up to 8 peers
         "attention_head_dim": 16,
@@ -75,13 +73,7 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
     }
     if model.get("ofs_embed_dim"):
         sizes["ofs_embed_dim"] = sizes["time_embed_dim"]
-    if model.get("grad_ckpt_buffer_size"):
-        sizes["grad_ckpt_buffer_size"] = 2**20
-    return {
-        "model": sizes,
-        "ae": {"type": "pixel", "temporal": 1, "spatial": side},
-        "t5": {"type": "words", "dim": TINY_WORDS, "max_length": TINY_LENGTH},
-    }
+    return tiny_sections(model, sizes, side)
 
 
 def root(folder: str) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from longtake.diffusion.config import Flow1000Config, NoisePredictionConfig
 from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
 from longtake.families.opensora_v1_2_kinds import KIND_PATTERN, KINDS
 from longtake.families.record import Family, Text
+from longtake.families.tiny import TINY_CELL, TINY_LENGTH, TINY_WORDS, tiny_sections
 from longtake.models.stdit3_config import STDiT3Config
 
 OWN_AUTOENCODER = OpenSoraVAEConfig  # which is known as a kind of `ae` from here on
@@ -27,8 +28,6 @@ QUIRKS = MappingProxyType(
 STILL_FPS = 120  # what stills are told as their rate
 SCORES = ("aes", "flow", "camera_motion")  # names in `caption_facts`; captions of clips have theirs in the text
 _TEXT = "longtake.families.opensora_v1_2_text"
-TINY_CELL = 16  # pixels along one side of a token
-TINY_WORDS, TINY_LENGTH = 64, 16
 
 
 def rules(config: Any) -> SampleRules:
@@ -46,7 +45,6 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
     _, patch, _ = model.get("patch_size", (1, 2, 2))
     side = TINY_CELL // patch
     sizes: dict[str, Any] = {
-        "from_pretrained": None,
         "in_channels": 3 * side**2,
         "hidden_size": 128,
         "depth": 2,
@@ -55,13 +53,7 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
         "model_max_length": TINY_LENGTH,
         "input_sq_size": 64,
     }
-    if model.get("grad_ckpt_buffer_size"):
-        sizes["grad_ckpt_buffer_size"] = 2**20
-    return {
-        "model": sizes,
-        "ae": {"type": "pixel", "temporal": 1, "spatial": side},
-        "t5": {"type": "words", "dim": TINY_WORDS, "max_length": TINY_LENGTH},
-    }
+    return tiny_sections(model, sizes, side)
 
 
 OPENSORA_V1_2 = Family(

@@ -9,6 +9,7 @@ from typing import Any
 from longtake.data.rules import SampleRules
 from longtake.diffusion.config import END_KINDS, FlowConfig
 from longtake.families.record import Family, Text
+from longtake.families.tiny import TINY_CELL, TINY_WORDS, tiny_sections
 from longtake.models.config import MMDiTConfig
 
 QUIRKS = MappingProxyType(
@@ -23,8 +24,6 @@ QUIRKS = MappingProxyType(
         "reference_rate": "reference videos are taken frame by frame, whatever their rate",
     }
 )
-TINY_CELL = 16  # pixels along one side of a token
-TINY_WORDS = 64
 
 
 def rules(config: Any) -> SampleRules:
@@ -41,7 +40,6 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
     """What shrinks the sections of a run; a token has `TINY_CELL` pixels a side, however cells and patches share."""
     patch = model.get("patch_size", 2)
     sizes: dict[str, Any] = {
-        "from_pretrained": None,
         "in_channels": 3 * TINY_CELL**2,
         "patch_size": patch,
         "vec_in_dim": TINY_WORDS,
@@ -53,15 +51,7 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
         "depth_single_blocks": 2,
         "axes_dim": (4, 6, 6),
     }
-    if model.get("grad_ckpt_buffer_size"):
-        sizes["grad_ckpt_buffer_size"] = 2**20
-    words = {"type": "words", "dim": TINY_WORDS, "max_length": 16}
-    return {
-        "model": sizes,
-        "ae": {"type": "pixel", "temporal": 1, "spatial": TINY_CELL // patch},
-        "t5": words,
-        "clip": words,
-    }
+    return tiny_sections(model, sizes, TINY_CELL // patch, texts=("t5", "clip"))
 
 
 OPENSORA_V2 = Family(

@@ -9,11 +9,10 @@ from typing import Any
 from longtake.data.rules import SampleRules
 from longtake.diffusion.config import END_KINDS, ShiftedFlowConfig
 from longtake.families.record import Family, Text
+from longtake.families.tiny import TINY_CELL, TINY_LENGTH, TINY_WORDS, tiny_sections
 from longtake.models.wan_config import WanConfig
 
 KINDS = MappingProxyType({kind: END_KINDS[kind] for kind in ("t2v", "i2v_head")})
-TINY_CELL = 16  # pixels along one side of a token
-TINY_WORDS, TINY_LENGTH = 64, 16
 
 
 def refuses(model: WanConfig) -> str | None:
@@ -31,7 +30,6 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
     side = TINY_CELL // 2
     channels = 3 * side**2
     sizes: dict[str, Any] = {
-        "from_pretrained": None,
         "num_layers": 2,
         "num_attention_heads": 8,  # for up to 8 ranks
         "attention_head_dim": 16,
@@ -42,13 +40,7 @@ def tiny(model: Mapping[str, Any]) -> dict[str, Any]:
         "text_len": TINY_LENGTH,
         "freq_dim": 64,
     }
-    if model.get("grad_ckpt_buffer_size"):
-        sizes["grad_ckpt_buffer_size"] = 2**20
-    return {
-        "model": sizes,
-        "ae": {"type": "pixel", "temporal": 1, "spatial": side},
-        "t5": {"type": "words", "dim": TINY_WORDS, "max_length": TINY_LENGTH},
-    }
+    return tiny_sections(model, sizes, side)
 
 
 WAN = Family(
@@ -57,7 +49,7 @@ WAN = Family(
     objectives=(ShiftedFlowConfig,),
     texts=(Text("t5", "text"),),
     weights="longtake.weights.wan:FORMAT",
-    known="longtake.families.wan_known:law",
+    known="longtake.families.wan_known:FirstFrame",
     kinds=KINDS,
     refuses=refuses,
     readers=frozenset({"input", "x_mask", "loss"}),

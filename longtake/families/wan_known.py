@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from longtake.contracts import Known
-from longtake.diffusion.known import KnownLaw
 from longtake.diffusion.windows import EndWindows
 from longtake.families.wan import KINDS
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def law(model: Any, ae: Any) -> KnownLaw:
-    """What may be known of a model's samples."""
-    return FirstFrame(model, ae)
 
 
 class FirstFrame(EndWindows):

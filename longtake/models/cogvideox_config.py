@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from longtake.hub import published_facts
-from longtake.models.config import ModelSection
+from longtake.models.config import ModelSection, with_published
 
 
 class CogVideoXConfig(ModelSection):
@@ -75,12 +74,7 @@ class CogVideoXConfig(ModelSection):
     @classmethod
     def _as_published(cls, data: Any) -> Any:
         """Keys that are not written are as the folder of weights says, where it is here."""
-        if not isinstance(data, Mapping) or not isinstance(folder := data.get("from_pretrained"), str):
-            return data
-        for file in ("transformer/config.json", "config.json"):
-            if (facts := published_facts(folder, file)) is not None:
-                return {**section_of(facts, f"{folder}/{file}"), **data}
-        return data
+        return with_published(data, section_of)
 
     @model_validator(mode="after")
     def _check_sizes(self) -> CogVideoXConfig:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from longtake.config.section import OpenSection, Section
+from longtake.hub import published_facts
 
 Backend = Literal["auto", "sdpa", "flash", "cudnn", "efficient", "math", "fa3", "flex"]  # kernels of attention
 
@@ -274,3 +275,16 @@ class LoraConfig(Section):
     def scaling(self) -> float:
         """The strength that new adapters act with."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
+def with_published(data: Any, read: Callable[[Mapping[str, Any], str], Mapping[str, Any]]) -> Any:
+    """Keys of a section, and where it has a local folder of weights as `from_pretrained`, those that are not written.
+
+    read: the content of the folder's `config.json` and that file's name -> keys of the section.
+    """
+    if not isinstance(data, Mapping) or not isinstance(folder := data.get("from_pretrained"), str):
+        return data
+    for file in ("transformer/config.json", "config.json"):
+        if (facts := published_facts(folder, file)) is not None:
+            return {**read(facts, f"{folder}/{file}"), **data}
+    return data

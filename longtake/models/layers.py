@@ -170,6 +170,12 @@ def unpatchify(tokens: Tensor, size: Sequence[int], patch: int) -> Tensor:
     return x[..., :height, :width].clone(memory_format=torch.contiguous_format)
 
 
+def linear_sizes(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Name of each linear layer of a model -> its numbers of inputs and outputs."""
+    linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    return {name: (layer.in_features, layer.out_features) for name, layer in linear.items()}
+
+
 def token_grid(size: Sequence[int], patch: int) -> tuple[int, int, int]:
     """(F, h, w) of a latent -> (F, rows, columns) in tokens."""
     frames, height, width = size

@@ -88,11 +88,7 @@ class STDiT3(nn.Module):
             CaptionedBlock(config, TemporalAttention(config.attention)) for _ in range(config.depth)
         )
         self.final_layer = FrameFinalLayer(config)
-        self._linear = {
-            name: (layer.in_features, layer.out_features)
-            for name, layer in self.named_modules()
-            if isinstance(layer, nn.Linear)
-        }
+        self._linear = layers.linear_sizes(self)
 
     def forward(self, x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
         """x [B, C, F, h, w], t float32 [B] -> prediction [B, C, F, h, w] in the weights' dtype.

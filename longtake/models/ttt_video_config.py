@@ -8,9 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from longtake.hub import published_facts
 from longtake.models.cogvideox_config import section_of
-from longtake.models.config import ModelSection
+from longtake.models.config import ModelSection, with_published
 
 Mixer = Literal["none", "ttt_linear", "ttt_mlp", "large_chunk"]
 
@@ -74,12 +73,7 @@ class TTTVideoConfig(ModelSection):
     @classmethod
     def _as_published(cls, data: Any) -> Any:
         """Sizes that are not written are those of a folder of CogVideoX-5B, where that is here."""
-        if not isinstance(data, Mapping) or not isinstance(folder := data.get("from_pretrained"), str):
-            return data
-        for file in ("transformer/config.json", "config.json"):
-            if (facts := published_facts(folder, file)) is not None:
-                return {**sizes_of(facts, f"{folder}/{file}"), **data}
-        return data
+        return with_published(data, sizes_of)
 
     @model_validator(mode="before")
     @classmethod

@@ -79,11 +79,7 @@ class Wan(nn.Module):
         self.enter = EnterTokens()
         self.transformer_blocks = nn.ModuleList(WanBlock(config) for _ in range(config.num_layers))
         self.head = WanHead(config)
-        self._linear = {
-            name: (layer.in_features, layer.out_features)
-            for name, layer in self.named_modules()
-            if isinstance(layer, nn.Linear)
-        }
+        self._linear = layers.linear_sizes(self)
 
     def forward(self, x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
         """x [B, C, F, h, w], t float32 [B] -> prediction float32 [B, C, F, h, w] (float64 for weights in it).

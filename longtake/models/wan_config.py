@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from longtake.hub import published_facts, tensor_names
-from longtake.models.config import ModelSection
+from longtake.hub import tensor_names
+from longtake.models.config import ModelSection, with_published
 
 PICTURE_TOKENS = 257  # of CLIP, per image
 CLIP_WIDTH = 1280
@@ -56,12 +56,11 @@ class WanConfig(ModelSection):
     @classmethod
     def _as_published(cls, data: Any) -> Any:
         """Keys that are not written are as the folder of weights states, where it is local."""
-        if not isinstance(data, Mapping) or not isinstance(folder := data.get("from_pretrained"), str):
-            return data
-        for file in ("transformer/config.json", "config.json"):
-            if (facts := published_facts(folder, file)) is not None:
-                return {**section_of(facts, f"{folder}/{file}", _CLIP_LAYER in tensor_names(folder)), **data}
-        return data
+
+        def read(facts: Mapping[str, Any], place: str) -> dict[str, Any]:
+            return section_of(facts, place, _CLIP_LAYER in tensor_names(data["from_pretrained"]))
+
+        return with_published(data, read)
 
     @model_validator(mode="after")
     def _check_sizes(self) -> WanConfig:

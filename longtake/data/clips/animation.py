@@ -16,7 +16,7 @@ _SHORTEST_MS, _DEFAULT_MS = 10, 100  # browsers show frames of at most the first
 
 
 def is_still(path: str | os.PathLike[str]) -> bool:
-    """Whether a local file is a picture of one frame; of one that cannot be read its name decides."""
+    """True for a local file that is a picture of one frame; the name of one that cannot be read decides."""
     if suffix_of(path) not in IMAGE_SUFFIXES:
         return False
     try:

@@ -51,7 +51,7 @@ class _NotCountable(Exception):
 
 
 def is_image(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` is a picture by its suffix, animated (`animation.is_still`) or not. GIFs are read as video."""
+    """True where `path` is a picture by its suffix, animated (`animation.is_still`) or not. GIFs are read as video."""
     return suffix_of(path) in IMAGE_SUFFIXES
 
 

@@ -82,7 +82,7 @@ def plain_schema(schema: pa.Schema, source: Path, texts: Collection[str] | None 
 
 
 def is_caption(name: str, texts: Collection[str]) -> bool:
-    """Whether a column holds what a model reads: `text`, or another one of `texts`."""
+    """True for a column that models read: `text`, or another one of `texts`."""
     return name == "text" or (name in texts and name not in (*_NOT_TEXTS, *NUMBERS))
 
 
