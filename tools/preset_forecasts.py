@@ -1,11 +1,11 @@
-"""Writes into every preset, and into three pages of docs/, what `longtake plan` says of it.
+"""Writes into every preset, and into four pages of docs/, what `longtake plan` says of it.
 
 python tools/preset_forecasts.py                   write the presets and the pages
 python tools/preset_forecasts.py --check [FILE]    exit 1 if one, or FILE, does not say what the command says
 
 A preset has lines of the form `#   longtake plan FILE ...`; the lines `#     ...` behind one are the forecast: the
 first two lines of the plan, and of its table the fullest entry of each resolution, some columns left out. In a page a
-table between two marks has a line for each of `MACHINES`, of `CARDS`, or of `STAGES`.
+table between two marks has a line for each of `MACHINES`, of `CARDS`, of `STAGES`, or of `WAN`.
 """
 
 from __future__ import annotations
@@ -55,6 +55,17 @@ CARDS = (  # preset, GiB of one GPU, kind, options
 )
 STAGES = tuple(
     f"{mixer}/{length}" for mixer in ("ttt_mlp", "ttt_linear") for length in ("3s", "9s", "18s", "30s", "63s")
+)
+_LONG_14B = {"lora.base": "int8", "model.grad_ckpt_buffer_size": 16 << 30, "bucket_config.480p.81": (1.0, 1)}
+WAN = (  # preset, GPUs, kind, options
+    ("lora_1_3b", 1, "3060", {}),
+    ("lora_5b", 1, "4090", {}),
+    ("lora_14b", 1, "4090", {}),
+    ("lora_14b", 1, "l40s", _LONG_14B),
+    ("lora_a14b_high", 1, "4090", {}),
+    ("lora_a14b_low", 1, "4090", {}),
+    ("full_1_3b", 1, "h100", {}),
+    ("full_14b", 8, "h100", {}),
 )
 _NODES, _NODE = 8, 8  # on which the peers that a stage needs are looked for
 _CARD_SIZE = {"480x720": {49: (1.0, 1)}}
@@ -116,10 +127,17 @@ def with_stages(text: str) -> str:
     return between_marks(text, head, [_stage(stage) for stage in STAGES])
 
 
+def with_wan(text: str) -> str:
+    """docs/wan.md."""
+    head = ("preset", "options", "GPUs", "fullest entry", "GiB a GPU", "of the host", "step")
+    return between_marks(text, head, [_wan(*row) for row in WAN])
+
+
 PAGES = {
     ROOT / "docs" / "parallel.md": with_machines,
     ROOT / "docs" / "cogvideox_fun.md": with_cards,
     ROOT / "docs" / "ttt_video.md": with_stages,
+    ROOT / "docs" / "wan.md": with_wan,
 }
 
 
@@ -140,6 +158,17 @@ def _machine(preset: str, gpus: int, gpu: str) -> tuple[str, ...]:
     gib = [f"{size / 2**30:.1f}" for size in (fullest["bytes"]["total"], plan["usable_bytes"])]
     step = f"{plan['stage']['step_seconds']:.2f} s"
     return f"`{preset}`", f"{gpus} x {gpu}", ", ".join(degrees), name, *gib, step, remedy
+
+
+def _wan(preset: str, gpus: int, gpu: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    plan = _plan([f"wan/{preset}", "--gpus", str(gpus), "--gpu", gpu, *words])
+    if not plan["fits"]:
+        sys.exit(f"wan/{preset}: does not fit {gpu}; {plan['remedies'][0]['change']} would")
+    name, fullest = max(plan["buckets"].items(), key=lambda item: item[1]["bytes"]["total"])
+    gib = [f"{size / 2**30:.1f}" for size in (fullest["bytes"]["total"], plan["host_bytes"])]
+    said = ", ".join(f"`{key} = {value!r}`" for key, value in options.items())
+    return f"`wan/{preset}`", said, f"{gpus} x {gpu}", name, *gib, f"{plan['stage']['step_seconds']:.1f} s"
 
 
 def _card(preset: str, memory: int, gpu: str, options: Mapping[str, Any]) -> tuple[str, ...]:
