@@ -54,6 +54,6 @@ WAN = Family(
     refuses=refuses,
     readers=frozenset({"input", "x_mask", "loss"}),
     rules=lambda config: SampleRules(caption="plain"),
-    sampling={"solver": "euler", "num_steps": 50, "guidance": 5.0, "aspect_ratio": "16:9"},
+    sampling={"solver": "unipc", "num_steps": 50, "guidance": 5.0, "aspect_ratio": "16:9"},
     tiny=tiny,
 )
