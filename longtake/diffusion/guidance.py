@@ -57,12 +57,17 @@ class GuidanceScales:
     image_osci: bool = False
     scale_temporal_osci: bool = False  # image guidance grows over the frames and fades over the steps
     rule: GuidanceRule | None = None  # of a family whose text scale changes over the steps in a way of its own
+    below: tuple[float, float] | None = None  # (time, text scale at times below it), where a second denoiser works
 
     def text(self, step: int, num_steps: int = 1, t: Tensor | None = None) -> float:
-        """The text scale of a step; its time `t` [B], alike in a batch, is read where there is a `rule`."""
+        """The text scale of a step; its time `t` [B], alike in a batch, is read where there is a `rule` or another
+        scale `below` some time."""
+        scale = self.guidance
+        if self.below is not None and t is not None and t[0].item() < self.below[0]:
+            scale = self.below[1]
         if self.rule is not None and t is not None:
-            return self.rule(self.guidance, step, num_steps, t[0].item())
-        return oscillate(self.guidance, step) if self.text_osci else self.guidance
+            return self.rule(scale, step, num_steps, t[0].item())
+        return oscillate(scale, step) if self.text_osci else scale
 
     def image(self, step: int, num_steps: int, num_frames: int) -> Tensor:
         """The image scale of each latent frame at a step, float32 [F]; needs `guidance_img`."""

@@ -10,6 +10,7 @@ from longtake.data.rules import SampleRules
 from longtake.diffusion.config import END_KINDS, ShiftedFlowConfig
 from longtake.families.record import Family, Text
 from longtake.families.tiny import TINY_CELL, TINY_LENGTH, TINY_WORDS, tiny_sections
+from longtake.families.wan_folders import root
 from longtake.models.wan_config import WanConfig
 
 KINDS = MappingProxyType({kind: END_KINDS[kind] for kind in ("t2v", "i2v_head")})
@@ -56,4 +57,5 @@ WAN = Family(
     rules=lambda config: SampleRules(caption="plain"),
     sampling={"solver": "unipc", "num_steps": 50, "guidance": 5.0, "aspect_ratio": "16:9"},
     tiny=tiny,
+    root=root,
 )

@@ -27,6 +27,7 @@ from longtake.generate.requests import (
     windows_taken,
 )
 from longtake.generate.sample import edited, in_segments
+from longtake.system.config import LOW_NOISE_KEY
 from longtake.system.encoders import find_encoders, missing_files, raise_missing
 from longtake.system.pretrained import open_pretrained
 
@@ -60,7 +61,7 @@ def _unread_negatives(prompts: Sequence[Prompt], config: GenerateConfig) -> list
         option = own_config(prompt, config).sampling_option
         if option.method == "distill":
             why = 'sampling_option.method = "distill", which has no branches'
-        elif option.guidance == 1:
+        elif option.guidance == 1 and option.guidance_low in (None, 1):
             why = "sampling_option.guidance = 1, the prompt alone"
         else:
             continue
@@ -218,6 +219,9 @@ def _kind_fault(kind: str, config: GenerateConfig, carried: bool = False) -> str
 
 def _check_weights(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[str]:
     """Compares the names and shapes in a file's header with the model's; returns warnings."""
+    if config.low_noise is not None and config.low_noise.from_pretrained is not None:
+        with open_pretrained(config.of_low_noise().model, key=LOW_NOISE_KEY):
+            pass  # opening compares
     if config.model.from_pretrained is None:
         return []
     asked = [("cond_type", config.kind), *(("cond_type", kind_of(prompt, config)) for prompt in prompts)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from pydantic import ValidationError
@@ -44,10 +44,11 @@ def suffix_of(prompt: Prompt, config: GenerateConfig) -> str:
 
 
 @contextmanager
-def adapter_strength(model: nn.Module, prompt: Prompt) -> Iterator[None]:
-    """Inside, a model's adapters have the strength that a prompt's row says, if any."""
+def adapter_strength(models: Sequence[nn.Module], prompt: Prompt) -> Iterator[None]:
+    """Inside, the models' adapters have the strength that a prompt's row says, if any."""
     wanted = _options(prompt).get("lora_strength")
-    layers = [layer for layer in model.modules() if isinstance(layer, LoraLinear)] if wanted is not None else []
+    every = (layer for model in models for layer in model.modules()) if wanted is not None else ()
+    layers = [layer for layer in every if isinstance(layer, LoraLinear)]
     usual = [layer.strength for layer in layers]
     for layer in layers:
         layer.strength = float(wanted or 0)

@@ -37,7 +37,7 @@ from longtake.generate.source import GenerationSource, check_loaded, load_weight
 from longtake.parallel.config import ParallelConfig
 from longtake.parallel.mesh import Mesh, TokenPeers
 from longtake.parallel.world import World
-from longtake.system.build import System, build_system, compiles
+from longtake.system.build import System, build_system, compiles, with_low_noise
 from longtake.system.caption_lengths import lost_words
 from longtake.system.encoders import CaptionEncoders, encoders_on_host
 
@@ -80,6 +80,11 @@ def open_system(
         for line in system.notes:
             say(line)
     system.keep_compute_dtype()
+    if config.low_noise is not None:
+        system = with_low_noise(system, world)
+        for line in system.experts[-1].notes:
+            say(f"below {config.low_noise.boundary:g} of the way to noise: {line}")
+        return system
     return system.offloaded() if config.offload_model else system
 
 
@@ -194,7 +199,8 @@ def make_all(
             if system.cut is not None and len(degrees) > 1:
                 if degree not in peers:
                     peers[degree] = mesh.token_peers(type(system.denoiser).heads(system.config.model), degree)
-                system.cut.use(peers[degree])
+                for expert in system.experts:
+                    expert.cut.use(peers[degree])
             number, place = divmod(mesh.rank, degree * mesh.tensor)
             # a rank without a batch repeats the last: sampling is collective
             batch = batches[numbers[min(number, len(numbers) - 1)]]
@@ -204,7 +210,7 @@ def make_all(
                 if progress is not None:
                     progress(done + count * share, len(videos))
 
-            with adapter_strength(system.denoiser, first_prompt):
+            with adapter_strength([expert.denoiser for expert in system.experts], first_prompt):
                 chunks = stream_batch(system, batch, own, on_step)
                 if number < len(numbers) and place == 0:  # peers make the same videos
                     try:

@@ -100,14 +100,15 @@ def stream_videos(
     known = known_of_requests(system, requests, shape, x) if windows else None
     branches = branch_conditions(system, requests, option, shape, x, known)
     stills = bool(windows) and all(len(window.frames) == 1 for window in windows)
-    scales = guidance_scales(system.config, option, stills, known is not None and family.guided_by_known)
+    unit = objective.noise_time
+    scales = guidance_scales(system.config, option, stills, known is not None and family.guided_by_known, unit)
     readers = family.readers if known else frozenset()
 
     def velocity(x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
         if "x_mask" in readers:
             made = frames_to_make(known.held_at(t[0] / objective.noise_time))
             conditions = conditions.updated(x_mask=made.repeat(len(x) // len(made), 1))
-        return objective.velocity(system.denoiser(x, t, conditions), x, t)
+        return objective.velocity(system.at(t).denoiser(x, t, conditions), x, t)
 
     shift = option.flow_shift if option.flow_shift is not None else ("training" if option.shift else None)
     solver = objective.solver(option.solver, option.num_steps)
@@ -117,7 +118,7 @@ def stream_videos(
         x = latents_at(system, requests, noise, grid[:1])
     peers = system.mesh.num_peers if system.cut is None else system.cut.peers.count
     knows = (False, family.guided_by_known) if system.mesh.size > peers else ()
-    beside = [guidance_scales(system.config, option, stills, one) for one in knows]
+    beside = [guidance_scales(system.config, option, stills, one, unit) for one in knows]
     with system.denoising():
         batched = option.guidance_batch
         if batched == "auto":
@@ -140,10 +141,16 @@ def latents_at(system: System, requests: Sequence[Request], noise: Tensor, t: Te
     return system.objective.noised_at(drawn_latents(system, posterior, requests, _OF_VIDEO), noise, t)
 
 
-def guidance_scales(config: SystemConfig, option: SamplingOption, stills: bool, by_known: bool) -> GuidanceScales:
-    """The guidance scales of an option; `stills`: single frames are known; `by_known`: they guide as the text does."""
+def guidance_scales(
+    config: SystemConfig, option: SamplingOption, stills: bool, by_known: bool, noise_time: float = 1.0
+) -> GuidanceScales:
+    """The guidance scales of an option; `stills`: single frames are known; `by_known`: they guide as the text does;
+    `noise_time`: the objective's."""
     if option.method == "distill":
         return GuidanceScales(1.0)
+    below = None
+    if config.low_noise is not None and option.guidance_low is not None:
+        below = config.low_noise.boundary * noise_time, option.guidance_low
     return GuidanceScales(
         option.guidance,
         option.guidance_img if by_known else None,
@@ -151,6 +158,7 @@ def guidance_scales(config: SystemConfig, option: SamplingOption, stills: bool, 
         option.image_osci,
         option.scale_temporal_osci and by_known and stills,
         config.family.guidance_rule(option.guidance_rule, option.guidance_numbers),
+        below,
     )
 
 
@@ -167,7 +175,8 @@ def branch_conditions(
     distilled = option.method == "distill"  # the guidance scale is a condition
     by_known = known is not None and system.config.family.guided_by_known
     texts: dict[str, list[Caption]] = {PROMPT: [final_prompt(system.config, r.text, shape[0]) for r in requests]}
-    if by_known or (option.guidance != 1 and not distilled):
+    is_guided = option.guidance != 1 or option.guidance_low not in (None, 1)
+    if by_known or (is_guided and not distilled):
         texts[NEGATIVE] = [r.negative and final_prompt(system.config, r.negative, shape[0]) for r in requests]
     rate = fps_of(system.config, shape[0])
     rate = system.config.sample_rules.still_fps if rate is None else rate

@@ -231,6 +231,28 @@ class MMDiTConfig(ModelSection):
         return self.in_channels + self.patch_size**2
 
 
+class LowNoiseConfig(Section):
+    """A second denoiser for the times below a boundary, of the kind and sizes of `model`, which has those above."""
+
+    from_pretrained: str | None = Field(
+        None,
+        description="its weights, named as for model.from_pretrained; None: it starts at random",
+    )
+    boundary: float = Field(
+        0.875, description="the share of the way to noise from which on, upwards, `model` is the denoiser"
+    )
+    lora: str | None = Field(
+        None, description="file of adapters for the second denoiser, named as for lora.from_pretrained"
+    )
+
+    @field_validator("boundary")
+    @classmethod
+    def _both_have_times(cls, value: float) -> float:
+        if not 0 < value < 1:
+            raise ValueError(f"{value:g}: expected a number between 0 and 1, such as 0.875")
+        return value
+
+
 class LoraConfig(Section):
     """Trains low-rank adapters in place of the denoiser's weights, which stay in the compute dtype or in fewer bits."""
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ from longtake.parallel.recomputation import CurrentLevel, Level, check_level, le
 from longtake.parallel.shard import cut_model, initialise_sharded, offloads, shard_model
 from longtake.parallel.tokens import TokenCut
 from longtake.parallel.world import World
-from longtake.system.config import SystemConfig
+from longtake.system.config import LOW_NOISE_KEY, SystemConfig
 from longtake.system.encoders import CaptionEncoders, Encoders, build_encoders, device_dtype, find_encoders, set_tf32
 from longtake.system.float8 import check_float8, use_float8
 from longtake.system.lora import choose_trained, fill, lora_notes, start_adapters
@@ -62,6 +63,30 @@ class System:
     frozen_source: str | None = None  # the file that all parameters that are not trained are from; None: there is none
     offloaded_weights: OffloadedWeights | None = None  # the denoiser's, where they are offloaded between uses
     level: CurrentLevel = field(default_factory=CurrentLevel)  # of the denoiser's blocks
+    low_noise: System | None = None  # the same with the second denoiser, for times below the boundary
+
+    @property
+    def experts(self) -> tuple[System, ...]:
+        """The system of each denoiser: this one, and that of the second where there is one."""
+        return (self,) if self.low_noise is None else (self, self.low_noise)
+
+    @property
+    def boundary_time(self) -> float:
+        """The time from which on, upwards, the first of two denoisers works."""
+        assert self.config.low_noise is not None, "there is no second denoiser"
+        return self.config.low_noise.boundary * self.objective.noise_time
+
+    def at(self, t: Tensor) -> System:
+        """The system whose denoiser works at the time `t` [B], alike in a batch. Where weights are offloaded between
+        uses, its own are on the device from then on, and the other's are not."""
+        if self.low_noise is None:
+            return self
+        one, other = (self, self.low_noise) if t[0].item() >= self.boundary_time else (self.low_noise, self)
+        if other.offloaded_weights is not None:
+            other.offloaded_weights.offload()
+        if one.offloaded_weights is not None:
+            one.offloaded_weights.load()
+        return one
 
     def frozen(self) -> dict[str, Tensor]:
         """The denoiser's parameters that are not trained, by the names they have in a checkpoint."""
@@ -104,15 +129,18 @@ class System:
 
     @contextmanager
     def denoising(self) -> Iterator[None]:
-        """Inside, the denoiser's weights are on the device; an inner one is the outer one's."""
-        if self.offloaded_weights is None or self.offloaded_weights.on_device:
+        """Inside, the denoiser's weights are on the device, or those of the second where that works (`at`); an inner
+        one is the outer one's."""
+        offloaded = [one.offloaded_weights for one in self.experts if one.offloaded_weights is not None]
+        if not offloaded or any(weights.on_device for weights in offloaded):
             yield
             return
-        self.offloaded_weights.load()
+        offloaded[0].load()
         try:
             yield
         finally:
-            self.offloaded_weights.offload()
+            for weights in offloaded:
+                weights.offload()
 
     @property
     def own_encoders(self) -> Encoders:
@@ -282,6 +310,29 @@ def build_system(
         kernels=kernels,
         level=level,
     )
+
+
+def with_low_noise(system: System, world: World, restored: bool = False) -> System:
+    """A system and its second denoiser (`low_noise`), built as the first was; all else is shared. Only one of the two
+    is on the device at a time, the other in host memory; on a CPU both stay. Their weights must not change any more.
+    Collective. Raises `UserError` as `build_system`; faults name the weights."""
+    first = system.offloaded()
+    config = system.config.of_low_noise()
+    with ExitStack() as stack:
+        weights = None
+        if config.model.from_pretrained:
+            opened = partial(open_pretrained, config.model, config.lora, LOW_NOISE_KEY)
+            weights = world.on_all(lambda: stack.enter_context(opened()))
+        level, counts = level_and_counts(config.model)
+        level = CurrentLevel(level)
+        denoiser, adapters, cut, _ = _cut_denoiser(config, system.mesh, world, system.dtype, level, counts)
+        device = torch.device("cpu") if offloads(system.mesh) else world.device
+        notes, _ = _fill_denoiser(denoiser, device, config.seed, weights, restored)
+    start_adapters(denoiser, adapters)
+    notes += lora_notes(config.lora, adapters)
+    second = replace(first, config=config, denoiser=denoiser, cut=cut, notes=notes, level=level, offloaded_weights=None)
+    second.keep_compute_dtype()
+    return replace(first, low_noise=second.offloaded())
 
 
 def _be_deterministic() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
@@ -16,11 +16,14 @@ from longtake.diffusion.config import ObjectiveSection
 from longtake.encoders.config import EncodersConfig
 from longtake.families.record import Family
 from longtake.families.registry import default_model, family_of, family_of_tree, published_sections
-from longtake.models.config import LoraConfig, ModelSection
+from longtake.models.config import LoraConfig, LowNoiseConfig, ModelSection
 from longtake.parallel.config import ParallelConfig
 
 if TYPE_CHECKING:
     from longtake.diffusion.known import KnownLaw
+
+
+LOW_NOISE_KEY = "low_noise.from_pretrained"
 
 
 class SamplingDefaults(Section):
@@ -37,6 +40,9 @@ class SamplingDefaults(Section):
     )
     num_steps: int = Field(50, ge=1, description="solver steps")
     guidance: float = Field(7.5, ge=0, description="classifier-free guidance scale; 1: the prompt alone")
+    guidance_low: float | None = Field(
+        None, ge=0, description="the same below low_noise.boundary, where the second denoiser works; None: guidance"
+    )
     guidance_img: float = Field(3.0, ge=0, description="guidance scale of known frames; where none are known, unused")
     guidance_rule: str | None = Field(
         None, description="how the scale changes over the steps, by a name of the model's family; None: not at all"
@@ -84,6 +90,9 @@ class SystemConfig(EncodersConfig):
     """What the model is made of, where it runs, and how it is sampled by default."""
 
     model: SerializeAsAny[ModelSection] = Field(default_factory=default_model)
+    low_noise: LowNoiseConfig | None = Field(
+        None, description="second denoiser, for times below a boundary; None: `model` has all times"
+    )
     lora: LoraConfig | None = Field(None, description="train adapters in place of the denoiser's own weights")
     freeze: tuple[str, ...] = Field(
         (), description="parameters or modules of the denoiser that do not train, by name, `*` for anything"
@@ -157,7 +166,7 @@ class SystemConfig(EncodersConfig):
                 continue
             own = written.get(name, {})
             is_another = not isinstance(own, Mapping) or own.get("from_pretrained") is not None
-            if not is_another and own.get("type", section["type"]) == section["type"]:
+            if not is_another and own.get("type", section.get("type")) == section.get("type"):
                 below[name] = section
         return below
 
@@ -220,6 +229,11 @@ class SystemConfig(EncodersConfig):
             raise ValueError(f'objective.type = "{self.objective.type}": the model is trained by {own}')
         if fault := unknown_name("caption_facts", self.caption_facts, self.family.rules(self).prompt_facts):
             raise ValueError(fault)
+        if self.sampling_option.guidance_low is not None and self.low_noise is None:
+            raise ValueError(
+                f"sampling_option.guidance_low = {self.sampling_option.guidance_low:g}: is for a second denoiser, and "
+                "there is no low_noise; leave it out, or write low_noise.from_pretrained"
+            )
         solvers = self.objective.SOLVERS
         if (rule := self.sampling_option.guidance_rule) not in (None, *self.family.guidance):
             choices = "choose " + ", ".join(self.family.guidance) if self.family.guidance else "this model has none"
@@ -231,6 +245,16 @@ class SystemConfig(EncodersConfig):
         if (solver := self.sampling_option.solver) not in solvers:
             raise ValueError(f'sampling_option.solver = "{solver}": choose {" or ".join(solvers)}')
         return self
+
+    def of_low_noise(self) -> Self:
+        """The same with the second denoiser as its `model`, of a config that has one; its adapters are those of
+        `low_noise.lora`."""
+        assert self.low_noise is not None, "there is no second denoiser"
+        lora, file = None, self.low_noise.lora
+        if file is not None:
+            lora = (self.lora or LoraConfig()).model_copy(update={"from_pretrained": file, "more": ()})
+        model = self.model.model_copy(update={"from_pretrained": self.low_noise.from_pretrained})
+        return self.model_copy(update={"model": model, "lora": lora, "low_noise": None})
 
     def check_shape(self, num_frames: int, height: int, width: int) -> None:
         """Raises `UserError` for pixels that the autoencoder cannot give back, or the model cannot take."""

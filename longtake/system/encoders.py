@@ -41,7 +41,7 @@ from longtake.parallel.frozen import (
 )
 from longtake.parallel.shared_work import RowShare, TileShare
 from longtake.parallel.world import World
-from longtake.system.config import SystemConfig
+from longtake.system.config import LOW_NOISE_KEY, SystemConfig
 from longtake.transfer import to_device
 from longtake.weights.files import WeightFiles, find_denoiser
 
@@ -307,15 +307,24 @@ def _missing_encoders(config: SystemConfig, keys: Sequence[str], is_wanted: Call
     return faults
 
 
+def denoiser_keys(config: SystemConfig) -> dict[str, str]:
+    """The keys that name the weights of denoisers, with their values."""
+    named = {"model.from_pretrained": config.model.from_pretrained}
+    if config.low_noise is not None:
+        named[LOW_NOISE_KEY] = config.low_noise.from_pretrained
+    return {key: spec for key, spec in named.items() if spec is not None}
+
+
 def missing_files(config: SystemConfig, with_encoders: bool = True) -> list[str]:
     """A sentence for each of the denoiser's and the encoders' files that is neither here nor on the hub. Nothing is
     downloaded: what the hub may have is left to `find_encoders`."""
-    faults, spec = [], config.model.from_pretrained
-    if spec is not None and not glob.has_magic(spec) and not may_be_fetched(spec):
-        try:
-            find_denoiser(spec)
-        except UserError as error:
-            faults.append(str(error))
+    faults = []
+    for key, spec in denoiser_keys(config).items():
+        if not glob.has_magic(spec) and not may_be_fetched(spec):
+            try:
+                find_denoiser(spec, key)
+            except UserError as error:
+                faults.append(str(error))
     keys = encoder_sections(config) if with_encoders else ()
     return faults + _missing_encoders(config, keys, lambda name: not may_be_fetched(name))
 

@@ -28,8 +28,10 @@ from longtake.weights.model import ModelWeights
 
 
 @contextmanager
-def open_pretrained(config: ModelSection, lora: LoraConfig | None = None) -> Iterator[tuple[ModelWeights, str]]:
-    """The weights that `config.from_pretrained` means, and a line that says which.
+def open_pretrained(
+    config: ModelSection, lora: LoraConfig | None = None, key: str = "model.from_pretrained"
+) -> Iterator[tuple[ModelWeights, str]]:
+    """The weights that `config.from_pretrained`, the value of `key`, means, and a line that says which.
 
     A file or folder of any naming of the model's format, here or on the Hugging Face hub; or a checkpoint of a run, the
     run's folder, or a glob of either: the newest, held while it is read, averaged unless `from_part` says else. Of a
@@ -39,7 +41,7 @@ def open_pretrained(config: ModelSection, lora: LoraConfig | None = None) -> Ite
     spec = config.from_pretrained
     form = family_of(config).weight_format
     if not means_checkpoint(spec):
-        state = ModelWeights(find_denoiser(spec), config, form)
+        state = ModelWeights(form.folder_in(find_denoiser(spec, key)), config, form)
         yield state, f"weights: from {state.files.path}"
         return
     with hold(spec) as folder, ExitStack() as stack:

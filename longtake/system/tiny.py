@@ -42,6 +42,8 @@ def tiny_layer(tree: Mapping[str, Any], world_size: int) -> dict[str, Any]:
     }
     if isinstance(tree.get("lora"), Mapping):
         layer["lora"] = {"rank": _RANK, "from_pretrained": None}
+    if isinstance(low_noise := tree.get("low_noise"), Mapping):
+        layer["low_noise"] = {**low_noise, "from_pretrained": None, "lora": None}
     if family.sizes is not None and isinstance(sizes := tree.get("sizes"), Mapping):
         layer["sizes"] = family.sizes.tiny(sizes)
     if isinstance(buckets := tree.get("bucket_config"), Mapping) and buckets:

@@ -335,6 +335,11 @@ class RunConfig(SystemConfig, TrackingConfig):
                 "optim.schedule: says the rates by itself; leave optim.lr, warmup_steps, use_cosine_scheduler and "
                 "decay_fraction out"
             )
+        if self.low_noise is not None:
+            raise ValueError(
+                "low_noise: a run trains one denoiser; write low_noise = None, name the weights of one expert as "
+                "model.from_pretrained, and its times as objective.time_range"
+            )
         if self.load and self.resume:
             raise ValueError(f"load = {self.load!r}: resume already names the checkpoint; keep one of the two")
         return self

@@ -10,7 +10,7 @@ from pathlib import Path
 from longtake.contracts import UserError
 from longtake.hub import download_published, is_hub_name
 from longtake.system.config import SystemConfig
-from longtake.system.encoders import encoder_sections, find_encoders
+from longtake.system.encoders import denoiser_keys, encoder_sections, find_encoders
 from longtake.system.pretrained import means_checkpoint
 from longtake.weights.files import INDEX_SUFFIX, find_denoiser
 
@@ -20,7 +20,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def weight_keys(config: SystemConfig) -> dict[str, str]:
     """The config keys that name weights, with their values."""
-    named = {"model.from_pretrained": config.model.from_pretrained}
+    named: dict[str, str | None] = {**denoiser_keys(config)}
     for key in encoder_sections(config):
         named[f"{key}.from_pretrained"] = getattr(getattr(config, key), "from_pretrained", None)
     return {key: value for key, value in named.items() if value is not None}
@@ -30,8 +30,9 @@ def download_missing(config: SystemConfig) -> bool:
     """Downloads the weights that are not on this machine; returns whether any have come to a path that the config
     names, which may say more of the model. Raises `UserError` where they cannot be had."""
     downloads = [download_published(value, key) for key, value in weight_keys(config).items()]
-    if (spec := config.model.from_pretrained) is not None and not means_checkpoint(spec):
-        find_denoiser(spec)
+    for key, spec in denoiser_keys(config).items():
+        if not means_checkpoint(spec):
+            find_denoiser(spec, key)
     find_encoders(config)
     return any(downloads)
 

@@ -116,13 +116,14 @@ def open_source(path: str | os.PathLike[str]) -> TensorSource:
     return WeightFiles(folder)
 
 
-def find_denoiser(name: str) -> Path:
-    """The local file or folder that `model.from_pretrained` stands for: a path, or a name on the Hugging Face hub.
+def find_denoiser(name: str, key: str = "model.from_pretrained") -> Path:
+    """The local file or folder that a key such as `model.from_pretrained` stands for: a path, or a name on the Hugging
+    Face hub.
 
     `owner/name` is a folder of diffusers or an export; `owner/name/file.safetensors` one file. Raises `UserError` as
     `find_files`.
     """
-    return find_files(name, "model.from_pretrained", _FOLDERS)
+    return find_files(name, key, _FOLDERS)
 
 
 def save_weights(

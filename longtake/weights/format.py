@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from fnmatch import filter as fnfilter
 from fnmatch import fnmatchcase
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -165,12 +166,19 @@ class Format:
     # Naming -> what the `config.json` of such a folder, as other programs read it, says of a model section.
     folders: Mapping[str, Callable[[Any], Mapping[str, Any]]] = field(default_factory=dict)
     stem: str = STEM_OF_DIFFUSERS  # of the names of the files in it
+    # Folders of a whole published model, any of which may hold the denoiser for high noise.
+    inner: tuple[str, ...] = ()
     # Naming -> what stands before the names in a folder of PyTorch's distributed checkpoint.
     torch_folders: Mapping[str, str] = field(default_factory=dict)
     lora_targets: tuple[str, ...] = ()  # layers (patterns) that get adapters by default
     lora_styles: Mapping[str, AdapterStyle] = field(default_factory=dict)
     # "module:name" of what builds a library's denoiser of the same weights (`references`); None: no library has one.
     reference: str | None = None
+
+    def folder_in(self, path: Path) -> Path:
+        """The folder of the denoiser, or of the one for high noise, in that of a whole model; any other path as it
+        is."""
+        return next((path / name for name in self.inner if (path / name).is_dir()), path)
 
     def as_published(self, names: str) -> WeightLayout:
         """The layout of a file of a naming that says no more."""

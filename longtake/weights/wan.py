@@ -91,6 +91,7 @@ FORMAT = Format(
     own=lambda config: WeightLayout("own"),
     keys="model.num_layers or image_dim",
     sizes_in=sizes_in,
+    inner=("high_noise_model",),
     folders={"diffusers": published_config, "official": official_config},
     lora_targets=tuple(Wan.tensor_plan),
     lora_styles={
