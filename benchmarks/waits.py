@@ -45,7 +45,8 @@ def main() -> None:
             if tree is not None:
                 folder = Path(name) / label
                 folder.mkdir()
-                steps = _steps(library, folder, tree.resolve(), arguments.mode or list(MODES))
+                modes = [mode for mode in arguments.mode or MODES if _has_family(tree, mode)]
+                steps = _steps(library, folder, tree.resolve(), modes)
                 figures[label] = {"commit": commit_of(tree), "modes": {mode: _row(run) for mode, run in steps.items()}}
     columns = ("waits", "pageable", "launches", "for_inputs", "ahead")
     for label, of_tree in figures.items():
@@ -54,6 +55,12 @@ def main() -> None:
     masks = _masks()
     print_table(("mask", "ms", "bytes", "bytes as float32"), [(kind, *row.values()) for kind, row in masks.items()])
     write_json(arguments.json, "waits", {**figures, "masks": masks})
+
+
+def _has_family(tree: Path, mode: str) -> bool:
+    """False for families that an earlier checkout did not have."""
+    family, *_ = MODES[mode][0].split("/")
+    return (tree / "longtake" / "presets" / family).is_dir()
 
 
 def _steps(library: Path, folder: Path, tree: Path, modes: list[str]) -> dict[str, Any]:

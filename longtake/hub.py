@@ -10,18 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from longtake.contracts import UserError, in_one_line
-from longtake.presets import PUBLISHED
+from longtake.presets import PUBLISHED, WEIGHTS
 from longtake.small_files import parse_json, read_small
 
 _FILES = (".safetensors", ".pth")
+_TOKENIZERS = {
+    "text_encoder": "tokenizer/*",
+    "models_t5_umt5-xxl-enc-bf16.pth": "google/umt5-xxl/*",
+}  # of text encoders
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w./-]+\.(safetensors|pth))?")
 
 
 def is_hub_name(name: str) -> bool:
     """Whether `name` may be a repository, or a file in one: `owner/name`, `owner/name/file.safetensors` or a
-    `.pth`."""
+    `.pth`. What presets name is in the folder `ckpts`, which is no owner."""
     is_local_file = name.count("/") == 1 and name.endswith(_FILES)
-    return bool(_HUB_NAME.fullmatch(name)) and not name.startswith(".") and not is_local_file
+    return bool(_HUB_NAME.fullmatch(name)) and not name.startswith((".", f"{WEIGHTS}/")) and not is_local_file
 
 
 def published_facts(name: str, file: str = "config.json") -> dict[str, Any] | None:
@@ -84,7 +88,8 @@ def published_home(local: Path) -> PublishedHome | None:
             return PublishedHome(repository, place.parent, (place.name,)) if place == local else None
         inner = local.relative_to(place).as_posix()
         files = ("*",) if inner == "." else (inner if local.suffix in _FILES else f"{inner}/*",)
-        return PublishedHome(repository, place, files + ("tokenizer/*",) * (inner == "text_encoder"))
+        tokenizer = (_TOKENIZERS[inner],) if inner in _TOKENIZERS else ()
+        return PublishedHome(repository, place, files + tokenizer)
     return None
 
 

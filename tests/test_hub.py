@@ -10,6 +10,8 @@ import pytest
 
 from longtake.contracts import UserError
 from longtake.hub import find_files, is_hub_name
+from longtake.presets import Preset, presets
+from longtake.train.run_file import read_run
 
 KEY = "model.from_pretrained"
 WANTED = (("model_index.json", "transformer/*.safetensors"), ("model*.safetensors",))
@@ -73,6 +75,8 @@ def test_paths_are_not_taken_for_names(cache: Path) -> None:
         "a",
         "ckpts/Open_Sora_v2.safetensors",
         "ckpts/PixArt.pth",
+        "ckpts/Wan2.1-T2V-1.3B",
+        "ckpts/Wan2.1-T2V-1.3B/Wan2.1_VAE.pth",
         "outputs/run/epoch*-global_step*",
     ):
         assert not is_hub_name(path)
@@ -80,10 +84,43 @@ def test_paths_are_not_taken_for_names(cache: Path) -> None:
         find_files("ckpts/gone.safetensors", KEY, WANTED)
 
 
-def test_a_published_file_is_missed_with_the_line_that_fetches_it(cache: Path) -> None:
-    line = "`hf download hpcai-tech/Open-Sora-v2 hunyuan_vae.safetensors --local-dir ckpts`"
-    with pytest.raises(UserError, match=re.escape(f"ckpts/hunyuan_vae.safetensors); {line}, or name them")):
-        find_files("ckpts/hunyuan_vae.safetensors", KEY, WANTED)
+def _weights_of(preset: Preset) -> list[str]:
+    config = read_run(str(preset.path), ("--dataset.data-path", "-")).value
+    sections = (config.model, config.ae, *(getattr(config, text.section) for text in config.family.texts))
+    names = [getattr(section, "from_pretrained", None) for section in sections]
+    return [name for name in names if name is not None and name.startswith("ckpts/")]
+
+
+WAN = [one for one in presets() if one.name.startswith("wan/") and one.kind == "train"]
+
+
+@pytest.mark.parametrize("preset", WAN, ids=lambda preset: preset.name)
+def test_wans_presets_name_weights_that_are_published(preset: Preset, cache: Path) -> None:
+    names = _weights_of(preset)
+    assert len(names) == 3
+    for name in names:
+        with pytest.raises(UserError) as refused:
+            find_files(name, KEY, WANTED)
+        assert re.search(r"`hf download Wan-AI/Wan2\.[12]-.* --local-dir ckpts/Wan2\.[12]-[\w.-]+`", str(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        (
+            "hunyuan_vae.safetensors",
+            "`hf download hpcai-tech/Open-Sora-v2 hunyuan_vae.safetensors --local-dir ckpts`",
+        ),
+        (
+            "Wan2.1-T2V-14B/models_t5_umt5-xxl-enc-bf16.pth",
+            "`hf download Wan-AI/Wan2.1-T2V-14B --include 'models_t5_umt5-xxl-enc-bf16.pth' "
+            "--include 'google/umt5-xxl/*' --local-dir ckpts/Wan2.1-T2V-14B`",
+        ),
+    ],
+)
+def test_a_published_file_is_missed_with_the_line_that_fetches_it(file: str, line: str, cache: Path) -> None:
+    with pytest.raises(UserError, match=re.escape(f"ckpts/{file}); {line}, or name them")):
+        find_files(f"ckpts/{file}", KEY, WANTED)
 
 
 def test_without_the_hubs_client_the_extra_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

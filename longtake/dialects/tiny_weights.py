@@ -31,7 +31,7 @@ def is_missing(place: str) -> bool:
     """True where weights are neither on this machine nor known to be published under this name."""
     path = Path(place).expanduser()
     exists = path.exists() or bool(glob.glob(str(path)))
-    # `ckpts/x/y.safetensors` may be a name on the hub too: --tiny downloads nothing, and owners of weights are few
+    # `folder/x/y.safetensors` may be a name on the hub too: --tiny downloads nothing, and owners of weights are few
     is_published = published_home(path) is not None or (is_hub_name(place) and path.parts[0] in _OWNERS)
     return not exists and not is_published
 

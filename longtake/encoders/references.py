@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from longtake.contracts import UserError
 from longtake.encoders.autoencoder import Autoencoder
 from longtake.encoders.autoencoder_config import (
     Autoencoder2DConfig,
@@ -28,8 +26,10 @@ from longtake.encoders.extras import needs_extra
 from longtake.encoders.kl import KLAutoencoder, diffusers_hunyuan, image_module
 from longtake.encoders.opensora_v1_2 import OpenSoraAutoencoder, diffusers_spatial
 from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
+from longtake.encoders.text import LearnedTextEncoder, text_facts
 from longtake.encoders.wan import wan_module
 from longtake.encoders.wan_config import WanVAEConfig
+from longtake.weights.files import WeightFiles
 
 # Keys by which ours departs from the library, for memory or as another program has it; unset, the two are equal.
 _DEPARTURES = {
@@ -150,15 +150,25 @@ class TextReference:
     embed_ids: Callable[[Tensor, Tensor], Tensor]
 
 
-def text_reference(section: T5EncoderConfig | UMT5EncoderConfig | ClipEncoderConfig, folder: Path) -> TextReference:
-    """transformers' own model, read from the folder by transformers."""
+def text_reference(
+    section: T5EncoderConfig | UMT5EncoderConfig | ClipEncoderConfig, ours: LearnedTextEncoder, files: WeightFiles
+) -> TextReference:
+    """transformers' own model, read from the folder by transformers; filled with the tensors of `files` where they are
+    one file, as Wan publishes its UMT5, which transformers does not read."""
     with needs_extra("t5.type", section.type):
-        from transformers import CLIPTextModel, T5EncoderModel, UMT5EncoderModel
-    if not folder.is_dir():
-        raise UserError(f"{folder}: is a file, expected a folder of transformers; verify those weights in that layout")
+        from transformers import CLIPTextModel, T5EncoderModel, UMT5Config, UMT5EncoderModel
     kinds = {T5EncoderConfig: T5EncoderModel, UMT5EncoderConfig: UMT5EncoderModel, ClipEncoderConfig: CLIPTextModel}
     kind = kinds[type(section)]
-    module = kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval().requires_grad_(False)
+    if files.path.is_dir():
+        module = kind.from_pretrained(files.path, dtype=torch.float32, local_files_only=True)
+    else:
+        assert isinstance(section, UMT5EncoderConfig)
+        with torch.device("meta"):
+            module = kind(UMT5Config.from_dict(text_facts(section, files.path.parent)))
+        tensors = {name: files[theirs].float() for name, theirs in ours.names(files).items()}
+        module.encoder.load_state_dict(tensors, assign=True)
+        module.set_input_embeddings(module.encoder.embed_tokens)
+    module = module.eval().requires_grad_(False)
 
     def embed_ids(ids: Tensor, mask: Tensor) -> Tensor:
         if isinstance(section, ClipEncoderConfig):

@@ -18,6 +18,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 KINDS = ("train", "inference")
 _BASES = "parts.py"  # what several presets have as their base, and no run
+WEIGHTS = "ckpts"  # the local folder in which presets look for weights
 # Files and folders that presets and their documentation name: where they are published.
 PUBLISHED = {
     "CogVideoX-2b": "zai-org/CogVideoX-2b",

@@ -26,7 +26,7 @@ from longtake.system.config import SystemConfig
 from longtake.system.encoders import encoder_sections, open_encoder
 from longtake.system.lora import fill
 from longtake.system.pretrained import open_pretrained
-from longtake.verification.release import checksum, public_name, weight_files
+from longtake.verification.release import checksum, public_name
 from longtake.verification.report import GRADIENT_LIMIT, OUTPUT_LIMIT, PartResult
 from longtake.weights.conversion import ConvertedWeights
 from longtake.weights.files import WeightFiles
@@ -176,7 +176,7 @@ def _check_denoiser(config: SystemConfig, device: torch.device) -> Found:
     form = config.family.weight_format
     section = config.model.model_copy(update={"attention": "auto", "grad_ckpt_settings": None})
     with open_pretrained(section) as (state, _):
-        digest = checksum(weight_files(state.files.path))
+        digest = checksum(getattr(state.files, "opened", ()))
         facts: Found = {"sha256": digest, "notes": tuple(state.notes)}
         reference: ReferenceDenoiser | None = None
         if form.reference is not None and set(state) == set(_own_names(section)):
@@ -299,17 +299,18 @@ def _check_autoencoder(config: SystemConfig, device: torch.device) -> Found:
     ours = open_encoder(plain, "ae", device)
     assert isinstance(ours, Autoencoder)
     path = find_encoder(section.from_pretrained, "ae.from_pretrained", section.cache_dir)
+    files = WeightFiles(path)
     ours.load_decoder()
     parts = [*ours.encoding.values(), *ours.decoding.values()]
     facts: Found = {
-        "sha256": checksum(weight_files(path)),
+        "sha256": checksum(files.opened),
         "parameters": sum(parameter.numel() for part in parts for parameter in part.parameters()),
     }
     height, width = (size // section.latent.spatial * section.latent.spatial for size in (_HEIGHT, _WIDTH))
     video = _drawn(1, 3, _FRAMES, height, width).tanh().to(device)
     whole = ours.posterior(video)
     _refuse_infinite({**whole, "decoded video": ours.decode(whole["mean"], _FRAMES)})
-    reference = autoencoder_reference(section, ours, WeightFiles(path))
+    reference = autoencoder_reference(section, ours, files)
     if reference is None:
         return facts
     reference.module.to(device)
@@ -329,9 +330,9 @@ def _check_text(config: SystemConfig, device: torch.device, key: str) -> Found:
     section = getattr(config, key).model_copy(update=changes)
     encoder = open_encoder(config.model_copy(update={key: section}), key, device)
     assert isinstance(encoder, LearnedTextEncoder)
-    folder = find_encoder(section.from_pretrained, f"{key}.from_pretrained", section.cache_dir)
+    files = WeightFiles(find_encoder(section.from_pretrained, f"{key}.from_pretrained", section.cache_dir))
     facts: Found = {
-        "sha256": checksum(weight_files(folder)),
+        "sha256": checksum(files.opened),
         "parameters": sum(parameter.numel() for parameter in encoder.module.parameters()),
     }
     with torch.no_grad():
@@ -341,7 +342,7 @@ def _check_text(config: SystemConfig, device: torch.device, key: str) -> Found:
         ours = ours.cpu()
         encoder.module.to("meta")
         _free(device)
-        reference = text_reference(section, folder)
+        reference = text_reference(section, encoder, files)
         reference.module.to(device)
         comparison = TensorComparison(OUTPUT_LIMIT)
         comparison.add("embeddings", ours, reference.embed_ids(*tokens))

@@ -12,9 +12,8 @@ from longtake.hub import download_published, is_hub_name
 from longtake.system.config import SystemConfig
 from longtake.system.encoders import denoiser_keys, encoder_sections, find_encoders
 from longtake.system.pretrained import means_checkpoint
-from longtake.weights.files import INDEX_SUFFIX, find_denoiser
+from longtake.weights.files import find_denoiser
 
-_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -45,13 +44,6 @@ def public_name(value: str | None) -> str:
     if is_hub_name(value) and not local.exists():
         return value
     return "local folder" if local.is_dir() else "local file"
-
-
-def weight_files(path: Path) -> list[Path]:
-    """The files of tensors at a path, by name."""
-    if path.is_file() and path.name.endswith(INDEX_SUFFIX):
-        path = path.parent
-    return [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES)
 
 
 def checksum(files: Iterable[Path]) -> str | None:

@@ -55,6 +55,7 @@ class WeightFiles(Mapping[str, Tensor]):
     own files (`PickledTensors`), in a folder where there are no others.
 
     Opening reads headers only; `files[name]` reads one tensor onto the CPU. `shape(name)` and `metadata` need no data.
+    `opened`: the files that are read, by name; a folder may hold those of other models and precisions too.
     `others`: name -> kind of what PyTorch's own files have among the tensors that is not one, and is never made.
     Raises `UserError` for a missing path, a damaged file, an index that names files or tensors that are not there, and
     a tensor name found in two files.
@@ -67,7 +68,8 @@ class WeightFiles(Mapping[str, Tensor]):
         self._files: dict[str, safe_open | PickledTensors] = {}  # tensor name -> open file
         index = _index_of(self.path)
         table = {} if index is None else _read_index(index)
-        for file in _files_in(self.path) if index is None else _files_of_index(index, table):
+        self.opened = sorted(_files_in(self.path) if index is None else _files_of_index(index, table))
+        for file in self.opened:
             handle = _open(file)
             self.metadata.update(handle.metadata() or {})
             self.others.update(getattr(handle, "others", {}))

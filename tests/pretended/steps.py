@@ -86,6 +86,10 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
         "ttt_video/ttt_mlp/9s",
         (*PLAIN, "--bucket_config", "{'_delete_': True, '64px': {17: (1.0, 2)}}"),
     ),
+    "wan t2v": ("wan/full_1_3b", (*SHORT, *FULL)),
+    "wan ti2v": ("wan/lora_5b", SHORT),
+    f"wan ti2v {STORED}": ("wan/lora_5b", SHORT),
+    "wan lora with block inputs in host memory": ("wan/lora_1_3b", SHORT),
 }
 BF16 = ("--ae.dtype", "bf16", "--t5.dtype", "bf16")  # as the presets have them
 CAUSAL_TILES = ("--ae.use_tiling", "True", "--ae.tile_height", "32", "--ae.tile_width", "32")
@@ -99,6 +103,9 @@ RELEASED: dict[str, tuple[str, tuple[str, ...]]] = {
     "cogvideox cogvideox_vae": ("cogvideox", (*SHORT, *BF16)),
     "cogvideox cogvideox_vae in tiles": ("cogvideox", (*SHORT, *CAUSAL_TILES)),
     "ttt_video cogvideox_vae": ("ttt_video", (*SHORT, *BF16, *PLAIN)),
+    "wan vae and umt5": ("wan", (*SHORT, *BF16)),
+    "wan vae in tiles": ("wan", (*SHORT, *CAUSAL_TILES)),
+    "wan ti2v vae and umt5": ("wan_ti2v", (*SHORT, *BF16)),
 }
 COMMON = ("--dtype", "bf16", "--max_steps", str(STEPS), "--slots_per_step", "2", "--ckpt_every", "0")
 COMMON += ("--tensorboard", "False", "--seed", "3", "--parallel.replicate", "1")

@@ -1,7 +1,9 @@
-"""Tiny releases of the four families, as diffusers, transformers and the published programs save them."""
+"""Tiny releases of the five families, as diffusers, transformers and the published programs save them."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,17 +12,27 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from longtake.encoders.wan_names import wan_names
 from longtake.models.stdit3 import STDiT3
 from longtake.models.stdit3_config import STDiT3Config
+from longtake.models.wan import Wan
+from longtake.models.wan_config import WanConfig
+from longtake.weights.conversion import ConvertedWeights
+from longtake.weights.files import save_weights
+from longtake.weights.format import STEM_OF_DIFFUSERS, WeightLayout
 from longtake.weights.stdit3 import FORMAT as STDIT3
+from longtake.weights.wan import DIFFUSERS, OFFICIAL
+from longtake.weights.wan import FORMAT as WAN
 from tests.encoders.test_opensora_v1_2 import FOLDER as GOLDEN_V1_2
 from tests.encoders.test_opensora_v1_2 import SIZES as VAE_V1_2
-from tests.encoders.tiny_weights import HUNYUAN, tiny_clip, tiny_hunyuan, tiny_t5
+from tests.encoders.tiny_weights import HUNYUAN, tiny_clip, tiny_hunyuan, tiny_t5, tiny_wan
 from tests.models.golden import read_golden, weights_path
+from tests.models.golden_wan import FOLDER as GOLDEN_WAN
 from tests.weights.saved import save_model
 
 TEXT_LENGTH, TEXT_DIM = 10, 16
 CLIP_DIM = 8
+WAN_TEXT_DIM = 24  # of the golden UMT5
 BUCKET = {"32px": {9: (1.0, 1)}}
 Tree = dict[str, Any]
 
@@ -160,11 +172,66 @@ def opensora_v1_2(folder: Path) -> Tree:
     }
 
 
+def _wan_denoiser(folder: Path, layout: WeightLayout, **keys: Any) -> Tree:
+    sizes = {
+        "num_layers": 2,
+        "num_attention_heads": 2,
+        "attention_head_dim": 16,
+        "ffn_dim": 40,
+        "text_dim": WAN_TEXT_DIM,
+        "text_len": TEXT_LENGTH,
+        "freq_dim": 32,
+        **keys,
+    }
+    config = WanConfig(**sizes)
+    tensors = ConvertedWeights(WAN, _randomise(Wan(config)).state_dict(), config, layout)
+    facts = json.dumps(WAN.folders[layout.names](config))
+    save_weights(tensors, folder, stem=STEM_OF_DIFFUSERS, beside={"config.json": facts})
+    return {"type": "wan", "from_pretrained": str(folder), "text_dim": WAN_TEXT_DIM, "text_len": TEXT_LENGTH}
+
+
+def _umt5(place: Path) -> Tree:
+    tokenizer = str(GOLDEN_WAN / "text" / "tokenizer")
+    section = {"type": "umt5", "from_pretrained": str(place), "dim": WAN_TEXT_DIM, "dtype": "fp32"}
+    return {**section, "max_length": TEXT_LENGTH, "tokenizer": tokenizer}
+
+
+def wan(folder: Path) -> Tree:
+    """Wan 2.1 T2V as its authors publish it: one folder of denoiser, autoencoder and UMT5, the last two as `.pth`."""
+    model = _wan_denoiser(folder / "Wan2.1", OFFICIAL)
+    vae, official = tiny_wan(folder / "vae", "2.1").state_dict(), wan_names("2.1", num_res_blocks=1)
+    ae_file = folder / "Wan2.1" / "Wan2.1_VAE.pth"
+    torch.save({official(name): tensor for name, tensor in vae.items()}, ae_file)
+    text, names = load_file(GOLDEN_WAN / "text" / "model.safetensors"), GOLDEN_WAN / "umt5_names.json"
+    text_folder = folder / "umt5"
+    text_folder.mkdir()
+    text_file = text_folder / "models_t5_umt5-xxl-enc-bf16.pth"
+    torch.save({theirs: text[ours] for theirs, ours in json.loads(names.read_text())["umt5"]}, text_file)
+    shutil.copy(GOLDEN_WAN / "text" / "config.json", text_folder)  # published sizes otherwise
+    ae = {"type": "wan", "from_pretrained": str(ae_file), "dtype": "fp32", "base_dim": 4, "num_res_blocks": 1}
+    return {"model": model, "ae": ae, "t5": _umt5(text_file)}
+
+
+def wan_ti2v(folder: Path) -> Tree:
+    """Wan 2.2 TI2V in the layout of diffusers."""
+    tiny_wan(folder / "vae", "2.2")
+    sizes = {"in_channels": 48, "out_channels": 48, "known_frames": True}
+    return {
+        "model": _wan_denoiser(folder / "transformer", DIFFUSERS, **sizes),
+        "ae": {"type": "wan", "from_pretrained": str(folder / "vae"), "dtype": "fp32"},
+        "t5": _umt5(GOLDEN_WAN / "text"),
+        "bucket_config": {"64px": {9: (1.0, 1)}},
+        "condition_config": {"t2v": 1.0, "i2v_head": 1.0},
+    }
+
+
 RELEASES: dict[str, Callable[..., Tree]] = {
     "cogvideox": cogvideox,
     "ttt_video": ttt_video,
     "opensora_v2": opensora_v2,
     "opensora_v1_2": opensora_v1_2,
+    "wan": wan,
+    "wan_ti2v": wan_ti2v,
 }
 
 

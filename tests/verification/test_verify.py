@@ -32,6 +32,11 @@ from tests.train.runs import run_command
 from tests.verification.releases import RELEASES, cogvideox, write_run
 
 pytest.importorskip("diffusers")
+WAN = {
+    "denoiser": "diffusers WanTransformer3DModel",
+    "ae": "diffusers AutoencoderKLWan",
+    "t5": "transformers UMT5EncoderModel",
+}
 REFERENCES = {
     "cogvideox": {"denoiser": "diffusers CogVideoXTransformer3DModel", "ae": "diffusers AutoencoderKLCogVideoX"},
     "ttt_video": {"denoiser": NO_REFERENCE, "ae": "diffusers AutoencoderKLCogVideoX"},
@@ -41,6 +46,8 @@ REFERENCES = {
         "clip": "transformers CLIPTextModel",
     },
     "opensora_v1_2": {"denoiser": NO_REFERENCE, "ae": "diffusers AutoencoderKL (of single frames)"},
+    "wan": WAN,
+    "wan_ti2v": WAN,
 }
 Verify = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -93,6 +100,15 @@ def test_a_release_passes_and_its_record_holds_no_private_data(release: Path, ve
     assert [word for word in (str(release), str(Path.home()), platform.node()) if word in text] == []
 
 
+def test_wan_published_folder_passes_and_its_denoiser_is_its_own_file(tmp_path: Path, verify: Verify) -> None:
+    run = write_run(tmp_path, RELEASES["wan"](tmp_path))
+    code, record = verify(run, "--steps", "0")
+    assert (code, failed(record)) == (0, set())
+    assert (tmp_path / "Wan2.1" / "Wan2.1_VAE.pth").is_file(), "in the same folder"
+    contents = (tmp_path / "Wan2.1" / "diffusion_pytorch_model.safetensors").read_bytes()
+    assert record["parts"][0]["sha256"] == hashlib.sha256(contents).hexdigest()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", RELEASES)
 def test_every_family_passes_with_fifty_steps(family: str, tmp_path: Path, verify: Verify) -> None:
@@ -101,7 +117,7 @@ def test_every_family_passes_with_fifty_steps(family: str, tmp_path: Path, verif
     code, record = verify(write_run(folder, RELEASES[family](folder)))
     assert (code, failed(record)) == (0, set())
     references = {part["name"]: part["reference"] for part in record["parts"]}
-    assert references == {**REFERENCES[family], "t5": "transformers T5EncoderModel"}
+    assert references == {"t5": "transformers T5EncoderModel", **REFERENCES[family]}
     assert record["training"]["steps"] == 50
     compared = [part for part in record["parts"] if part["reference"] != NO_REFERENCE]
     assert all(within(part["output_error"], 1e-5) for part in compared)
@@ -151,7 +167,7 @@ def test_a_tensor_that_differs_from_the_librarys_fails_its_part(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["opensora_v2", "opensora_v1_2", "ttt_video"])
+@pytest.mark.parametrize("family", ["opensora_v2", "opensora_v1_2", "ttt_video", "wan", "wan_ti2v"])
 def test_a_tensor_that_differs_fails_its_part_in_every_family(family: str, tmp_path: Path, verify: Verify) -> None:
     run = write_run(tmp_path, RELEASES[family](tmp_path))
     parts = {"t5", *(part for part, reference in REFERENCES[family].items() if reference != NO_REFERENCE)}
