@@ -30,6 +30,7 @@ from benchmarks.layouts import LAYOUTS, lay_out_weights
 from longtake.encoders.autoencoder import Autoencoder, build_autoencoder
 from longtake.encoders.autoencoder_config import Autoencoder2DConfig, CogVideoXVAEConfig, HunyuanVAEConfig
 from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
+from longtake.encoders.wan_config import WanVAEConfig
 from tests.pretended.gpu import GPU, OnGpu, pretended_gpu
 from tests.pretended.library import build_library
 
@@ -41,6 +42,8 @@ CASES = {  # section, pixels (T, H, W)
     "hunyuan_vae": (HunyuanVAEConfig(**_FEW, latent_channels=4), (9, 32, 32)),
     "cogvideox_vae": (CogVideoXVAEConfig(**_FEW, latent_channels=4, scale_factor=1.0), (9, 32, 32)),
     "opensora_vae_v1_2": (OpenSoraVAEConfig(**_FEW, filters=4, num_groups=2), (9, 32, 32)),
+    "wan_2.1": (WanVAEConfig(base_dim=4), (9, 32, 32)),
+    "wan_2.2": (WanVAEConfig(version="2.2", base_dim=4, decoder_base_dim=4), (9, 32, 32)),
     "autoencoder_2d": (Autoencoder2DConfig(ch=4, norm_num_groups=2, z_channels=4), (1, 32, 32)),
 }
 _COPIES = ("clone", "copy_", "_to_copy", "cat", "constant_pad_nd", "replication_pad3d", "stack")

@@ -1,7 +1,7 @@
 """Rates of what a step is made of, one by one: matrix products, attention, the autoencoder, T5.
 
 python benchmarks/kernels.py sustained               NCCL with one rank, a copy, a GEMM in a burst and for 8 s
-python benchmarks/kernels.py gemm attention          on CUDA the products and shapes of the 11B model and of CogVideoX
+python benchmarks/kernels.py gemm attention          on CUDA the products of the 11B model and the shapes of all families
 python benchmarks/kernels.py varlen                  256px images with padded text and with text of its true length
 python benchmarks/kernels.py vae t5                  random weights, 129 x 256 x 256; T5-XXL on 3 and 45 captions
 python benchmarks/kernels.py tiles                   129 x 192 x 336 by sizes of tiles, and with compiled blocks
@@ -42,7 +42,7 @@ from longtake.parallel.world import start_world
 ROWS, INNER, OUTER = (8960, 17920, 26880), 3072, (3072, 9216, 12288, 15360, 21504)  # 9216: q, k and v in one layer
 ATTENTION = (  # B, L, N, K
     (3, 8960, 24, 128),
-    (1, 21248, 24, 128),
+    (1, 33852, 12, 128),
     (2, 76544, 6, 128),
     (1, 17776, 48, 64),
     (30, 1590, 16, 72),

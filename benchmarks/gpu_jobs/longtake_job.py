@@ -12,13 +12,11 @@ from torch._dynamo.utils import counters
 from longtake.cli import main
 from longtake.plan.machine import Machine
 from longtake.plan.run import plan_run
-from longtake.presets import run_file
 from longtake.track.devices import gpu_named
 from longtake.train.loop import Trainer
 from longtake.train.run_file import read_run
 
-on_gpu, forward_backward = torch.cuda.is_available(), Trainer.forward_backward
-waits = Counter()
+on_gpu, forward_backward, waits = torch.cuda.is_available(), Trainer.forward_backward, Counter()
 
 
 def show_warning(message, category, filename, lineno, file=None, line=None):
@@ -58,6 +56,6 @@ for command in commands:
     finally:
         torch.cuda.set_sync_debug_mode("default") if on_gpu else None
         report()
-config = read_run(run_file(commands[0][1], "train"), commands[0][2:]).value
+config = read_run(commands[0][1], commands[0][2:]).value
 plan = plan_run(config, 1, Machine(gpu_named(torch.cuda.get_device_name() if on_gpu else "h100")))
 report(forecast_bytes=max(entry.memory.total for entry in plan.entries))

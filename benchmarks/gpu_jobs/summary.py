@@ -10,14 +10,13 @@ def write(out, rates_folder, runs):
     machine = next((job["machine"] for job in jobs.values() if job.get("machine")), {})
     outcomes, failures, compared, trainings = [], [], [], []
     for name, job in jobs.items():
-        facts = job["facts"]
         outcomes.append([name, job["outcome"], job["seconds"], job["alone"]])
         if job.get("traceback"):
             failures += ["", f"{name}, {job['outcome']}:", "```", *job["traceback"][-15:], "```"]
-        if "waits" in facts:
-            waits = "; ".join(f"{count} x {place}" for place, count in facts["waits"].items())
+        if "waits" in job["facts"]:
+            waits = "; ".join(f"{count} x {place}" for place, count in job["facts"]["waits"].items())
             trainings.append([name, job["recompiles"], job["graph_breaks"], waits or "none"])
-        for line in (facts, *job["figures"].get("runs", ())):
+        for line in (job["facts"], *job["figures"].get("runs", ())):
             for unit, (measured, forecast, divisor) in COMPARED.items():
                 if line.get(measured) and line.get(forecast) and (unit == "GiB" or job["alone"]):
                     label = f"{name} {line.get('preset') or line.get('remat') or ''}, {unit}"

@@ -40,9 +40,7 @@ from longtake.train.optimizer.update import WeightUpdate
 from longtake.train.run import train
 from longtake.train.run_file import read_run
 from tests.data.made_clips import noise_frames
-from tests.encoders.tiny_weights import FLUX, tiny_flux
 from tests.pretended.gpu import GPU, pretended_gpu, queue, waits
-from tests.verification.releases import RELEASES, write_run
 
 FRAMES, SIDE = 20, 64  # of a clip
 STEPS = 3
@@ -144,6 +142,9 @@ def run_of(name: str, folder: Path) -> tuple[str, tuple[str, ...]]:
     if name in MODES:
         preset, flags = MODES[name]
         return str(find_preset(preset)), ("--tiny", *flags)
+    from tests.encoders.tiny_weights import FLUX, tiny_flux  # of families that an earlier checkout may not have
+    from tests.verification.releases import RELEASES, write_run
+
     release, flags = RELEASED[name]
     sections = RELEASES[release](folder)
     if "autoencoder_2d" in name:
