@@ -1,7 +1,7 @@
 """Rates of what a step is made of, one by one: matrix products, attention, the autoencoder, T5.
 
 python benchmarks/kernels.py sustained               NCCL with one rank, a copy, a GEMM in a burst and for 8 s
-python benchmarks/kernels.py gemm attention          on CUDA the products of the 11B model and the shapes of all families
+python benchmarks/kernels.py gemm attention          on CUDA products of the 11B model, shapes of all families
 python benchmarks/kernels.py varlen                  256px images with padded text and with text of its true length
 python benchmarks/kernels.py vae t5                  random weights, 129 x 256 x 256; T5-XXL on 3 and 45 captions
 python benchmarks/kernels.py tiles                   129 x 192 x 336 by sizes of tiles, and with compiled blocks

@@ -10,7 +10,7 @@ blocking copy, a number read); `pageable`, copies from memory that is not pinned
 the device is asked for, in all and for the inputs; `ahead`, how many of them, those of the step before included, the
 device may still have to compute once the first inputs of the step are launched: the host has not waited for them.
 
-`masks`: milliseconds and bytes of one sample's mask of CogVideoX-Fun at 49 x 384 x 672, and the process that draws it.
+`masks`: milliseconds and bytes of one sample's mask of CogVideoX-Fun at 49 x 384 x 672, which data workers draw.
 """
 
 from __future__ import annotations
