@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +30,6 @@ from longtake.encoders.opensora_v1_2_config import OpenSoraVAEConfig
 from longtake.encoders.text import LearnedTextEncoder, text_facts
 from longtake.encoders.wan import wan_module
 from longtake.encoders.wan_config import WanVAEConfig
-from longtake.weights.files import WeightFiles
 
 # Keys by which ours departs from the library, for memory or as another program has it; unset, the two are equal.
 _DEPARTURES = {
@@ -151,20 +151,23 @@ class TextReference:
 
 
 def text_reference(
-    section: T5EncoderConfig | UMT5EncoderConfig | ClipEncoderConfig, ours: LearnedTextEncoder, files: WeightFiles
+    section: T5EncoderConfig | UMT5EncoderConfig | ClipEncoderConfig,
+    ours: LearnedTextEncoder,
+    place: Path,
+    files: Mapping[str, Tensor],
 ) -> TextReference:
-    """transformers' own model, read from the folder by transformers; filled with the tensors of `files` where they are
-    one file, as Wan publishes its UMT5, which transformers does not read."""
+    """transformers' own model, read from the folder `place` by transformers; filled with the tensors of `files` where
+    that is one file, as Wan publishes its UMT5, which transformers does not read."""
     with needs_extra("t5.type", section.type):
         from transformers import CLIPTextModel, T5EncoderModel, UMT5Config, UMT5EncoderModel
     kinds = {T5EncoderConfig: T5EncoderModel, UMT5EncoderConfig: UMT5EncoderModel, ClipEncoderConfig: CLIPTextModel}
     kind = kinds[type(section)]
-    if files.path.is_dir():
-        module = kind.from_pretrained(files.path, dtype=torch.float32, local_files_only=True)
+    if place.is_dir():
+        module = kind.from_pretrained(place, dtype=torch.float32, local_files_only=True)
     else:
         assert isinstance(section, UMT5EncoderConfig)
         with torch.device("meta"):
-            module = kind(UMT5Config.from_dict(text_facts(section, files.path.parent)))
+            module = kind(UMT5Config.from_dict(text_facts(section, place.parent)))
         tensors = {name: files[theirs].float() for name, theirs in ours.names(files).items()}
         module.encoder.load_state_dict(tensors, assign=True)
         module.set_input_embeddings(module.encoder.embed_tokens)

@@ -342,7 +342,7 @@ def _check_text(config: SystemConfig, device: torch.device, key: str) -> Found:
         ours = ours.cpu()
         encoder.module.to("meta")
         _free(device)
-        reference = text_reference(section, encoder, files)
+        reference = text_reference(section, encoder, files.path, files)
         reference.module.to(device)
         comparison = TensorComparison(OUTPUT_LIMIT)
         comparison.add("embeddings", ours, reference.embed_ids(*tokens))
