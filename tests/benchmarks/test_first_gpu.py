@@ -231,6 +231,7 @@ def test_rates_come_from_timed_jobs_and_are_those_of_a_plan(
         "sustained": blank | {"figures": {"runs": [{"what": "gemm, 8 s", "tflops": 600}]}},
         "attention": blank | {"figures": {"runs": attention}},
         "eager/cogvideox": blank | {"facts": memory, "alone": False},
+        "step": blank | {"figures": {"runs": [{"remat": "none", "step_ms": 3, "forecast_ms": 6}]}},
     }
     runner.summary.write(tmp_path, tmp_path / runner.RATES, [{"commit": "c", "jobs": jobs}])
     (written,) = tmp_path.glob("h100-*.json")
@@ -242,6 +243,7 @@ def test_rates_come_from_timed_jobs_and_are_those_of_a_plan(
     summary = (tmp_path / "gpu_summary.md").read_text()
     assert re.search(r"eager/cogvideox.*GiB \| 2.00 \| 1.00 \| 0.50", summary)
     assert not re.search(r"eager/cogvideox.*ms", summary), "it did not run alone"
+    assert "| step none, ms | 3.00 | 6.00 | 2.00 |" in summary
 
 
 @pytest.mark.parametrize(("code", "status"), [("", 0), ("raise ValueError", 1)], ids=["ok", "failed"])
@@ -257,14 +259,19 @@ def test_exit_status_tells_of_failed_jobs_once_all_files_are_there(
     line = ["first_gpu.py", "--tiny", "--second", "--again", str(before / "gpu_first.json")]
     monkeypatch.setattr(sys, "argv", line)
     report = "import os; open(os.environ['OUT'] + '/gpu_tests.xml', 'w')"
-    jobs = [job(runner, "tested", code), job(runner, "tests", report)]
+    reads = "import json, os; json.load(open(os.environ['OUT'] + '/gpu_second.json'))['jobs']['tested']"
+    jobs = [job(runner, "tested", code), job(runner, "tests", report), job(runner, "reads", reads, alone=True)]
     monkeypatch.setattr(runner, "choose_jobs", lambda *given: jobs)
     with pytest.raises(SystemExit) as end:
         runner.main()
     assert int(end.value.code) == status
+    results = json.loads((out / "gpu_second.json").read_text())["jobs"]
+    assert results["reads"]["outcome"] == "ok", "results are written as jobs end"
     names = {"gpu_second.json", "gpu_second.log", "gpu_summary.md", "gpu_tests.xml", "h100-2.11.0+cu130-2.json"}
     assert {file.name for file in out.iterdir()} == names
-    assert "500000000000000" in (out / "gpu_summary.md").read_text(), "rates of the first command"
+    summary = (out / "gpu_summary.md").read_text()
+    assert "500000000000000" in summary, "rates of the first command"
+    assert ("\ntested, failed with code 1:" in summary) == ("\nValueError\n" in summary) == bool(status)
 
 
 def test_program_and_its_jobs_stay_small() -> None:
