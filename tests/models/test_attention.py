@@ -210,16 +210,19 @@ def test_why_a_hopper_gpu_is_left_on_flash_attention_2(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("width", "keys"), [(64, 300), (128, 512)], ids=["self", "cross"])
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "flash", "cudnn", "efficient", "math", "fa3", "flex"])
-def test_every_kernel_of_a_gpu_is_softmax_attention_or_says_why_not(backend: str) -> None:
+def test_every_kernel_of_a_gpu_is_softmax_attention_or_says_why_not(backend: str, width: int, keys: int) -> None:
+    """Over the sequence itself, and to text, as Wan's blocks have it."""
     try:
-        check_attention(backend, CUDA, torch.bfloat16, 64)
+        check_attention(backend, CUDA, torch.bfloat16, width)
     except UserError as error:
         if backend not in ("cudnn", "fa3", "flex"):  # these need a package, a release or a generation of GPUs
             raise
         pytest.skip(str(error))
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 300, 4, 64, generator=generator).cuda().bfloat16().requires_grad_() for _ in range(3))
+    numbers = (torch.randn(2, rows, 4, width, generator=generator) for rows in (300, keys, keys))
+    q, k, v = (x.cuda().bfloat16().requires_grad_() for x in numbers)
     doubles = [x.detach().double().requires_grad_() for x in (q, k, v)]
     found, expected = Attention(backend)(q, k, v), exact(*doubles)
     gradients = torch.autograd.grad(found.float().square().sum(), (q, k, v))

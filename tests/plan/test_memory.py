@@ -10,6 +10,7 @@ from longtake.models.build import build_denoiser
 from longtake.models.config import LoraConfig, MMDiTConfig, ModelSection
 from longtake.models.stdit3_config import STDiT3Config
 from longtake.models.ttt_video_config import TTTVideoConfig
+from longtake.models.wan_config import WanConfig
 from longtake.plan.blocks import Block, count_blocks, saved_outputs
 from longtake.plan.layout import EIGHT_BIT_BYTES, Layout, MicroBatch, Upkeep
 from longtake.plan.machine import FORECAST_ERROR
@@ -179,6 +180,25 @@ def test_open_sora_1_2_is_foretold_within_a_few_percent(latent: tuple, options: 
 def test_ttt_video_is_foretold_within_a_few_percent(options: dict) -> None:
     config = TTTVideoConfig(num_layers=2, attention="sdpa")
     check_step(config, (37, 30, 44), 300, {"shard": 4, **options}, within=0.02)
+
+
+WAN = WanConfig(num_layers=2, attention="sdpa")
+WAN_14B = WanConfig(num_layers=2, num_attention_heads=40, ffn_dim=13824, attention="sdpa")
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "within"),
+    [
+        pytest.param(WAN, {}, 0.01, marks=pytest.mark.slow),
+        (WAN, {"remat": (2,), "lora": LoraConfig(rank=32)}, 0.01),
+        pytest.param(WAN_14B, {"shard": 8, "remat": (2,)}, 0.01, marks=pytest.mark.slow),
+        # 0.27 GiB too little, however many blocks: 4.8 % of two
+        pytest.param(WAN_14B, {"remat": (2,), "lora": LoraConfig(base="nf4")}, 0.05, marks=pytest.mark.slow),
+    ],
+    ids=["full", "adapters, remat", "shards, remat", "adapters on 4 bits, remat"],
+)
+def test_wan_is_foretold_within_a_few_percent(config: WanConfig, options: dict, within: float) -> None:
+    check_step(config, (9, 60, 104), 512, options, within=within)
 
 
 @pytest.mark.slow
