@@ -55,6 +55,7 @@ class Purpose(IntEnum):
     COMPANION = 17  # which of a clip's reference stills
     KNOWN_NOISE = 18  # noise on pixels that are given
     AUTOENCODER = 19  # which clips an autoencoder is fitted on, and which of their blocks
+    EXPERT = 20  # which of two denoisers a step trains
     COMPANION_POSTERIOR = 1024  # of what a clip brings along, and the numbers above for others that it brings
 
 

@@ -24,8 +24,9 @@ class CheckpointWeights(Mapping[str, Tensor]):
     tensor. `part` says which weights they are, "ema" or "model". What the run did not train comes from its `frozen/`;
     where that has a file of its own, `source` names it. `wanted`: the part, "model" for the weights themselves in any
     case. `metadata`: what a file would say of them in its header. `alone`: only what was trained, by one process, just
-    after it was written; nothing is compared. Raises `UserError` where the checkpoint is damaged or has no such part,
-    and, unless `partly` or `alone`, where what its run did not train has a file of its own.
+    after it was written; nothing is compared. `prefix`: `folder.LOW_NOISE` for a second denoiser's. Raises `UserError`
+    where the checkpoint is damaged or has no such part, and, unless `partly` or `alone`, where what its run did not
+    train has a file of its own.
     """
 
     def __init__(
@@ -35,21 +36,22 @@ class CheckpointWeights(Mapping[str, Tensor]):
         wanted: str = "ema",
         partly: bool = False,
         alone: bool = False,
+        prefix: str = "",
     ) -> None:
-        self.path, self.metadata = Path(folder), metadata or {}
+        self.path, self.metadata, self.prefix = Path(folder), metadata or {}, prefix
         if faults := [] if alone else check_all(self.path, World.here()):
             raise UserError(damage_sentence(self.path, faults))
         saved = read_metadata(self.path)
         rows = rows_of(saved)
-        chosen = [row for row in rows if row.part == wanted]
+        chosen = [row for row in rows if row.part == prefix + wanted]
         if not chosen and wanted == "ema":
-            chosen = [row for row in rows if row.part == "model"]
+            chosen = [row for row in rows if row.part == prefix + "model"]
         if not chosen:
             parts = ", ".join(sorted({row.part for row in rows}))
-            raise UserError(f"{self.path}: has no part '{wanted}'; choose one of {parts}")
-        self.part = chosen[0].part
+            raise UserError(f"{self.path}: has no part '{prefix}{wanted}'; choose one of {parts}")
+        self.part = chosen[0].part.removeprefix(prefix)
         self._rows = {plain_name(row): (row, saved) for row in chosen}
-        frozen = None if alone else RunState.read(self.path).frozen
+        frozen = None if alone else RunState.read(self.path).frozen_of(prefix)
         self.source = None if frozen is None else frozen.source
         if self.source is not None and not partly:
             raise UserError(
@@ -57,7 +59,7 @@ class CheckpointWeights(Mapping[str, Tensor]):
                 "an export with both in it"
             )
         if frozen is not None and self.source is None:
-            self._rows |= _frozen_rows(self.path.parent / FROZEN_FOLDER)
+            self._rows |= _frozen_rows(self.path.parent / (prefix + FROZEN_FOLDER))
 
     def __getitem__(self, name: str) -> Tensor:
         return assemble(*self._rows[name])

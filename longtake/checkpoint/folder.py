@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 SHARD_SUFFIX = ".safetensors"
 PARTIAL_SUFFIX = ".partial"
+LOW_NOISE = "low_noise_"  # before the names of the tensors of a second denoiser
 FROZEN_FOLDER = "frozen"
 _NAME = re.compile(r"epoch(\d+)-global_step(\d+)")
 

@@ -51,13 +51,15 @@ def keep_frozen(
     tensors: Mapping[str, Tensor],
     source: str | None,
     on_progress: Callable[[float], None] = lambda share: None,
+    prefix: str = "",
 ) -> Frozen:
-    """What a checkpoint says of the frozen tensors; writes `frozen/` where they have no `source`. Collective.
+    """What a checkpoint says of the frozen tensors; writes `frozen/`, with the denoiser's `prefix` before that name,
+    where they have no `source`. Collective.
 
     Raises UserError where `frozen/` is there already and holds others.
     """
     facts = Frozen(digest_of(tensors, on_progress), len(tensors), source)
-    folder, world = run_folder / FROZEN_FOLDER, World.here()
+    folder, world = run_folder / (prefix + FROZEN_FOLDER), World.here()
     if source is not None:
         return facts
     if not world.on_main(lambda: is_complete(folder)):
@@ -74,6 +76,7 @@ def restore_frozen(
     into: Mapping[str, Tensor],
     facts: Frozen | None,
     on_progress: Callable[[float], None] = lambda share: None,
+    prefix: str = "",
 ) -> None:
     """Fills the frozen tensors of a run from `frozen/` beside `checkpoint`, and makes sure that they are its own.
 
@@ -88,7 +91,7 @@ def restore_frozen(
             f"{checkpoint}: was made with {had}, the run has {len(into)}; freeze the parameters it was trained with"
         )
     if facts.source is None:
-        folder = checkpoint.parent / FROZEN_FOLDER
+        folder = checkpoint.parent / (prefix + FROZEN_FOLDER)
         lacking = load_tensors(folder, into, strict=False).missing
         if lacking:
             raise UserError(
@@ -97,7 +100,7 @@ def restore_frozen(
             )
     found = digest_of(into, on_progress)
     if found != facts.digest:
-        place = facts.source or checkpoint.parent / FROZEN_FOLDER
+        place = facts.source or checkpoint.parent / (prefix + FROZEN_FOLDER)
         raise UserError(
             f"{checkpoint}: was trained on frozen weights of digest {facts.digest} ({place}), the run has {found}; "
             "give model.from_pretrained the file it was trained from, and leave lora.base as it was"

@@ -73,12 +73,18 @@ class RunState:
     slots_per_step: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
     slot_sizes: SlotSizes | None = None
     frozen: Frozen | None = None  # None: all parameters train
-    adapters: Mapping[str, float] = field(default_factory=dict)  # layer -> alpha / rank
+    low_noise_frozen: Frozen | None = None  # the same of a second denoiser
+    low_noise_updates: Count = 0  # optimizer updates of a second denoiser, skipped ones left out
+    adapters: Mapping[str, float] = field(default_factory=dict)  # layer -> alpha / rank; `low_noise_` before a second's
     skipped_steps: Count = 0
     seconds: Mapping[str, float] = field(default_factory=dict)  # where time went
     samples: Samples = Samples()
     versions: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # made by free memory or by FLOPs
+
+    def frozen_of(self, prefix: str) -> Frozen | None:
+        """The tensors that do not train of the first denoiser (""), or of the second (`folder.LOW_NOISE`)."""
+        return self.low_noise_frozen if prefix else self.frozen
 
     @property
     def frozen_source(self) -> str | None:

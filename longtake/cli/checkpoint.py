@@ -99,11 +99,15 @@ def export(
     folder_of: Annotated[
         str | None, typer.Option("--as", help="The same as a folder of another library, such as diffusers.")
     ] = None,
+    low_noise: Annotated[
+        bool, typer.Option("--low-noise", help="Of two denoisers the second one, for low noise.")
+    ] = False,
 ) -> None:
     """Write the weights as one .safetensors file, or a folder of them in Hugging Face's layout.
 
     `longtake generate` takes either by itself. The run may go on meanwhile.
     """
+    from longtake.checkpoint.folder import LOW_NOISE
     from longtake.system.export import export_adapters, export_folder, export_merged, export_model
     from longtake.track.progress import make_console
 
@@ -118,13 +122,14 @@ def export(
         raise UserError(f"--lora, {other}: one writes adapters alone, the other whole weights; keep one of the two")
     if folder_of is not None and target.suffix:
         raise UserError(f"{target}: --as writes a folder; give a name without an ending")
+    prefix = LOW_NOISE if low_noise else ""
     if lora is not None:
-        written = export_adapters(checkpoint, target, lora, part)
+        written = export_adapters(checkpoint, target, lora, part, prefix)
     elif folder_of is not None:
-        written = export_folder(checkpoint, target, folder_of, part, int(max_file_gb * 1e9))
+        written = export_folder(checkpoint, target, folder_of, part, int(max_file_gb * 1e9), prefix)
     else:
         write = export_merged if merge else export_model
-        written = write(checkpoint, target, part, int(max_file_gb * 1e9))
+        written = write(checkpoint, target, part, int(max_file_gb * 1e9), prefix)
     make_console().print(str(written))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -37,6 +37,11 @@ class ObjectiveSection(OpenSection):
     SOLVERS: ClassVar[tuple[str, ...]]  # names for `sampling_option.solver`, the usual one first
 
     type: str = Field(description="the objective")
+
+    def within(self, low: float, high: float) -> Self | None:
+        """The same with the part of its law of times between two shares of the way to noise; None where it has no
+        such part."""
+        return None
 
 
 class FlowConfig(ObjectiveSection):
@@ -130,6 +135,10 @@ class ShiftedFlowConfig(ObjectiveSection):
         if not 0 <= value[0] < value[1] <= 1:
             raise ValueError(f"{list(value)}: expected two numbers from 0 to 1, the lower first, such as [0.875, 1]")
         return value
+
+    def within(self, low: float, high: float) -> Self | None:
+        own = max(low, self.time_range[0]), min(high, self.time_range[1])
+        return self.model_copy(update={"time_range": own}) if own[0] < own[1] else None
 
 
 class VPredictionConfig(ObjectiveSection):

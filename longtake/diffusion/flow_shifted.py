@@ -64,6 +64,10 @@ class ShiftedFlow(StraightFlow):
             low, high = (middle, high) if is_below else (low, middle)
         return (low + high) / 2
 
+    def share_below(self, level: float) -> float:
+        low, high = self._range
+        return min(1.0, max(0.0, (self._uniform_of(level) - low) / (high - low)))
+
     def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         return noise - clean
 

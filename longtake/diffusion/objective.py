@@ -86,6 +86,10 @@ class Objective(ABC):
     def solver(self, name: str, num_steps: int) -> Solver:
         """The solver of a name in the section's `SOLVERS`, for a grid of so many steps."""
 
+    def share_below(self, level: float) -> float:
+        """The share of training times below a share of the way to noise; of sections that have parts (`within`)."""
+        raise NotImplementedError(f"{type(self).__name__} cuts no law of times")
+
     def weight(self, t: Tensor) -> Tensor:
         """The weight of a sample's loss, float32 [B]; t: [B]."""
         return torch.ones_like(t)

@@ -37,7 +37,7 @@ def level_losses(
         noise = _noise(batch, level, clean.latents.shape).to(system.device)
         noisy = replace(clean, draws={**clean.draws, "noise": noise})
         noised, conditions = noisy.noised(system, leave_out_known, level)
-        losses = system.objective.loss(system.denoiser(noised.x, noised.t, conditions), noised)
+        losses = system.objective.loss(system.at(noised.t).denoiser(noised.x, noised.t, conditions), noised)
         found.append(torch.where(weights > 0, losses, 0.0))
     return torch.stack(found)
 

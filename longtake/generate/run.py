@@ -33,7 +33,7 @@ from longtake.generate.requests import (
 from longtake.generate.rounds import alike, batches_of, degrees_of, rounds, share_out
 from longtake.generate.sample import final_prompt, pixel_shape, sample_chains, stream_videos
 from longtake.generate.sheet import contact_sheet
-from longtake.generate.source import GenerationSource, check_loaded, load_weights
+from longtake.generate.source import GenerationSource, check_loaded, load_weights, trains_low_noise
 from longtake.parallel.config import ParallelConfig
 from longtake.parallel.mesh import Mesh, TokenPeers
 from longtake.parallel.world import World
@@ -72,20 +72,25 @@ def open_system(
     config = config.model_copy(update={"compile": compiled})
     config = config.model_copy(update={"model": config.model.without_recomputation()})
     system = build_system(config, Mesh.create(parallel or config.parallel, world), world, restored=restored, kept=kept)
+    _load(system, source, world, say)
+    if config.low_noise is None:
+        return system.offloaded() if config.offload_model else system
+    own = restored and trains_low_noise(source.checkpoint)
+    system = with_low_noise(system.offloaded(), world, restored=own, trained=own)
+    _load(system.low_noise, source if own else replace(source, checkpoint=None), world, say)
+    return system.offloaded()
+
+
+def _load(system: System, source: GenerationSource, world: World, say: Say) -> None:
+    """Fills a denoiser from the checkpoint, where there is one, and says where its weights are from. Collective."""
     if source.checkpoint is not None:
-        part = load_weights(system, source.checkpoint, config.ema)
+        part = load_weights(system, source.checkpoint, source.config.ema)
         world.on_all(lambda: check_loaded(system.denoiser, source.checkpoint))
-        say(f"weights: {'averaged (ema)' if part == 'ema' else 'as trained'}, from {source.checkpoint}")
+        say(f"weights: {'averaged (ema)' if part.endswith('ema') else 'as trained'}, from {source.checkpoint}")
     else:
         for line in system.notes:
             say(line)
     system.keep_compute_dtype()
-    if config.low_noise is not None:
-        system = with_low_noise(system, world)
-        for line in system.experts[-1].notes:
-            say(f"below {config.low_noise.boundary:g} of the way to noise: {line}")
-        return system
-    return system.offloaded() if config.offload_model else system
 
 
 def generate_from(
@@ -199,8 +204,7 @@ def make_all(
             if system.cut is not None and len(degrees) > 1:
                 if degree not in peers:
                     peers[degree] = mesh.token_peers(type(system.denoiser).heads(system.config.model), degree)
-                for expert in system.experts:
-                    expert.cut.use(peers[degree])
+                system.cut.use(peers[degree])
             number, place = divmod(mesh.rank, degree * mesh.tensor)
             # a rank without a batch repeats the last: sampling is collective
             batch = batches[numbers[min(number, len(numbers) - 1)]]

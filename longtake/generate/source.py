@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from longtake.checkpoint.contents import inspect
+from longtake.checkpoint.folder import LOW_NOISE
 from longtake.checkpoint.frozen import restore_frozen
 from longtake.checkpoint.load import load_tensors
 from longtake.checkpoint.runs import list_checkpoints
@@ -117,14 +118,20 @@ def _scale_of_weights(resolved: Resolved[GenerateConfig]) -> float | None:
     return said if kind == resolved.value.ae.type and said not in (None, resolved.value.ae.scale) else None
 
 
+def trains_low_noise(checkpoint: Path) -> bool:
+    """Whether a checkpoint is of a run that trained two denoisers."""
+    return LOW_NOISE + "model" in inspect(checkpoint).totals
+
+
 def load_weights(system: System, checkpoint: Path, ema: bool) -> str:
-    """Loads the denoiser's weights from a checkpoint, averaged (EMA) where wanted and saved; returns "ema" or "model".
+    """Loads the denoiser's weights from a checkpoint, averaged (EMA) where wanted and saved; returns the part of the
+    checkpoint that they are, such as "ema" or "model".
 
     Weights that the run did not train are loaded already, or come from its `frozen/`; adapters of
     `lora.from_pretrained` stay where the checkpoint has none. Collective. Raises `UserError` for another model's.
     """
-    contents = inspect(checkpoint)
-    part = "ema" if ema and "ema" in contents.totals else "model"
+    contents, prefix = inspect(checkpoint), system.prefix
+    part = prefix + ("ema" if ema and prefix + "ema" in contents.totals else "model")
     held = {row.name for row in contents.rows if row.part == part}
     parameters = {f"{part}.{name}": p.data for name, p in system.denoiser.named_parameters()}
     adapters = {f"{part}.{name}" for name in system.adapter_parameters()}
@@ -139,11 +146,11 @@ def load_weights(system: System, checkpoint: Path, ema: bool) -> str:
         raise UserError(f"{checkpoint}: holds {loaded.surplus[0]}, which the model does not have; give its own config")
     rest = {name: value for name, value in parameters.items() if name not in held | adapters}
     frozen = {name.replace(part, "model", 1): value for name, value in rest.items()}
-    facts = RunState.read(checkpoint).frozen
+    facts = RunState.read(checkpoint).frozen_of(prefix)
     if frozen and facts is None:
         lacking = min(frozen).removeprefix("model.")
         raise UserError(f"{checkpoint}: has no {lacking}, which the model asked for has; give the run's own model keys")
-    restore_frozen(checkpoint, frozen, facts)
+    restore_frozen(checkpoint, frozen, facts, prefix=prefix)
     return part
 
 

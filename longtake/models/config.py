@@ -241,6 +241,13 @@ class LowNoiseConfig(Section):
     boundary: float = Field(
         0.875, description="the share of the way to noise from which on, upwards, `model` is the denoiser"
     )
+    share: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of training steps for the second denoiser, drawn step by step; None: that of the law of "
+        "times below `boundary`",
+    )
     lora: str | None = Field(
         None, description="file of adapters for the second denoiser, named as for lora.from_pretrained"
     )

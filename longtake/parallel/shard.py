@@ -24,8 +24,9 @@ from longtake.parallel.tokens import TokenCut
 UNIT_PARAMETERS = 4_000_000  # 8 MB in bf16
 
 
-def cut_model(model: nn.Module, mesh: Mesh) -> TokenCut | None:
+def cut_model(model: nn.Module, mesh: Mesh, like: TokenCut | None = None) -> TokenCut | None:
     """Applies sequence and tensor parallelism over the peers of `mesh`, in place; None where there are no peers.
+    `like`: the cut of another model of the same class and sizes, which is then that of both.
 
     The model then takes the same inputs and returns the same prediction on all peers; it is cut as its `sequence_plan`
     and `tensor_plan` say. Call it first, on any device. Collective. Raises `UserError` where heads or layers do not
@@ -35,12 +36,12 @@ def cut_model(model: nn.Module, mesh: Mesh) -> TokenCut | None:
         return None
     heads = type(model).heads(model.config)
     mesh.check_model(type(model), heads)
-    return cut_among(model, mesh.token_peers(heads))
+    return cut_among(model, mesh.token_peers(heads) if like is None else like.peers, like)
 
 
-def cut_among(model: nn.Module, peers: TokenPeers) -> TokenCut:
+def cut_among(model: nn.Module, peers: TokenPeers, like: TokenCut | None = None) -> TokenCut:
     """The same for peers that are known already, or that are counted alone (`TokenPeers.counted`)."""
-    cut = TokenCut(peers, model.sequence_plan.tensor_units)
+    cut = TokenCut(peers, model.sequence_plan.tensor_units) if like is None else like
     cut_sequence(model, cut)
     if peers.tensor > 1:
         cut_layers(model, cut)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from longtake.checkpoint.folder import LOW_NOISE
 from longtake.contracts import Batch, Bucket, Caption, Conditions, Known, LatentShape
 from longtake.data.latents.source import EncoderFacts
 from longtake.data.rules import MASK
@@ -64,6 +65,7 @@ class System:
     offloaded_weights: OffloadedWeights | None = None  # the denoiser's, where they are offloaded between uses
     level: CurrentLevel = field(default_factory=CurrentLevel)  # of the denoiser's blocks
     low_noise: System | None = None  # the same with the second denoiser, for times below the boundary
+    prefix: str = ""  # before the names of its denoiser's tensors in a checkpoint
 
     @property
     def experts(self) -> tuple[System, ...]:
@@ -71,17 +73,26 @@ class System:
         return (self,) if self.low_noise is None else (self, self.low_noise)
 
     @property
+    def whole_objective(self) -> Objective:
+        """The objective with the times of all denoisers."""
+        return build_objective(self.config.objective, self.config.model.patch[1], self.config.quirks)
+
+    @property
     def boundary_time(self) -> float:
         """The time from which on, upwards, the first of two denoisers works."""
         assert self.config.low_noise is not None, "there is no second denoiser"
         return self.config.low_noise.boundary * self.objective.noise_time
+
+    def is_high(self, time: float) -> bool:
+        """Whether the first denoiser, or the only one, works at a time."""
+        return self.low_noise is None or time >= self.boundary_time
 
     def at(self, t: Tensor) -> System:
         """The system whose denoiser works at the time `t` [B], alike in a batch. Where weights are offloaded between
         uses, its own are on the device from then on, and the other's are not."""
         if self.low_noise is None:
             return self
-        one, other = (self, self.low_noise) if t[0].item() >= self.boundary_time else (self.low_noise, self)
+        one, other = (self, self.low_noise) if self.is_high(t[0].item()) else (self.low_noise, self)
         if other.offloaded_weights is not None:
             other.offloaded_weights.offload()
         if one.offloaded_weights is not None:
@@ -102,9 +113,9 @@ class System:
         return {name for name, _ in self.denoiser.named_parameters() if name in names}
 
     def num_parameters(self) -> tuple[int, int]:
-        """Of the denoiser with its adapters, however their values are kept: all, and those that train."""
+        """Of the denoisers with their adapters, however their values are kept: all, and those that train."""
         count = trained = 0
-        for layer in self.denoiser.modules():
+        for layer in (layer for one in self.experts for layer in one.denoiser.modules()):
             quantized = isinstance(layer, FrozenLinear) and layer.kind is not None
             for name, p in layer.named_parameters(recurse=False):
                 if quantized and name in ("weight", "weight_scale"):
@@ -115,17 +126,19 @@ class System:
         return count, trained
 
     def keep_compute_dtype(self) -> None:
-        """From now on masters are kept in the compute dtype, as forwards see them: for sampling, in half the memory."""
+        """From now on the denoiser's masters are kept in the compute dtype, as forwards see them: for sampling, in half
+        the memory."""
         masters = {id(p) for p in self.denoiser.parameters() if p.requires_grad and p.dtype == torch.float32}
         if self.dtype != torch.float32:
             self.denoiser._apply(lambda tensor: tensor.to(self.dtype) if id(tensor) in masters else tensor)
 
     def offloaded(self) -> System:
-        """The same system with its denoiser in host memory outside of `denoising`; its weights must not change any
-        more. On a CPU nothing moves."""
+        """The same system with its denoiser in host memory outside of `denoising`, and so that of a second one; their
+        weights must not change any more. On a CPU nothing moves."""
+        second = None if self.low_noise is None else self.low_noise.offloaded()
         if self.device.type == "cpu" or self.offloaded_weights is not None:
-            return self
-        return replace(self, offloaded_weights=OffloadedWeights(self.denoiser, self.device))
+            return replace(self, low_noise=second)
+        return replace(self, offloaded_weights=OffloadedWeights(self.denoiser, self.device), low_noise=second)
 
     @contextmanager
     def denoising(self) -> Iterator[None]:
@@ -312,27 +325,45 @@ def build_system(
     )
 
 
-def with_low_noise(system: System, world: World, restored: bool = False) -> System:
-    """A system and its second denoiser (`low_noise`), built as the first was; all else is shared. Only one of the two
-    is on the device at a time, the other in host memory; on a CPU both stay. Their weights must not change any more.
-    Collective. Raises `UserError` as `build_system`; faults name the weights."""
-    first = system.offloaded()
-    config = system.config.of_low_noise()
+def with_low_noise(system: System, world: World, restored: bool = False, trained: bool = False) -> System:
+    """A system with its second denoiser (`low_noise`), built as the first was; all else is shared. Each has the
+    objective with its own part of the times, where that can be cut. `trained`: a run trains it, `restored` as for
+    `build_system`. Collective. Raises `UserError` as `build_system`; faults name the weights."""
+    config = system.config.of_low_noise(trained)
     with ExitStack() as stack:
         weights = None
         if config.model.from_pretrained:
             opened = partial(open_pretrained, config.model, config.lora, LOW_NOISE_KEY)
             weights = world.on_all(lambda: stack.enter_context(opened()))
-        level, counts = level_and_counts(config.model)
-        level = CurrentLevel(level)
-        denoiser, adapters, cut, _ = _cut_denoiser(config, system.mesh, world, system.dtype, level, counts)
+        counts = level_and_counts(config.model)[1]
+        first, parts = system.level, (system.mesh, world, system.dtype)
+        denoiser, adapters, cut, _ = _cut_denoiser(config, *parts, first, counts, system.cut)
         device = torch.device("cpu") if offloads(system.mesh) else world.device
-        notes, _ = _fill_denoiser(denoiser, device, config.seed, weights, restored)
+        notes, drawn = _fill_denoiser(denoiser, device, config.seed, weights, restored)
     start_adapters(denoiser, adapters)
     notes += lora_notes(config.lora, adapters)
-    second = replace(first, config=config, denoiser=denoiser, cut=cut, notes=notes, level=level, offloaded_weights=None)
-    second.keep_compute_dtype()
-    return replace(first, low_noise=second.offloaded())
+    boundary = system.config.low_noise.boundary
+    high, low = (_objective_within(system, *ends) for ends in ((boundary, 1.0), (0.0, boundary)))
+    second = replace(
+        system,
+        config=config,
+        denoiser=denoiser,
+        objective=low,
+        cut=cut,
+        notes=tuple(f"below {boundary:g} of the way to noise: {line}" for line in notes),
+        frozen_source=None if drawn else config.model.from_pretrained,
+        offloaded_weights=None,
+        prefix=LOW_NOISE,
+    )
+    return replace(system, objective=high, low_noise=second)
+
+
+def _objective_within(system: System, low: float, high: float) -> Objective:
+    """A system's objective with its times between two shares of the way to noise, or as it is where it has no part."""
+    section = system.config.objective.within(low, high)
+    if section is None:
+        return system.objective
+    return build_objective(section, system.config.model.patch[1], system.config.quirks)
 
 
 def _be_deterministic() -> None:
@@ -352,15 +383,17 @@ def _cut_denoiser(
     dtype: torch.dtype,
     level: CurrentLevel,
     recomputed: Sequence[int],
+    like: TokenCut | None = None,
 ) -> tuple[nn.Module, Adapters, TokenCut | None, tuple[str, ...]]:
-    """The denoiser on the meta device, cut over the mesh; its adapters' first values; how tokens are cut; kernels."""
+    """The denoiser on the meta device, cut over the mesh; its adapters' first values; how tokens are cut; kernels.
+    `like` as for `cut_model`."""
     with torch.device("meta"):
         denoiser = build_denoiser(config.model)
     adapters = choose_trained(denoiser, config, dtype, kept_adapters(config.model, config.lora))
     compiled, why = compiles(config, world)
     check_float8(config.precision, mesh.tensor, eager=world.device.type == "cuda" and not compiled)
     float8 = () if config.precision is None else (use_float8(denoiser, world.device),)
-    cut = cut_model(denoiser, mesh)
+    cut = cut_model(denoiser, mesh, like)
     check_level(level.level, compiled, mesh.sequence * mesh.tensor)
     attention = check_attention(config.model.attention, world.device, dtype, config.model.head_dim)
     room = config.model.grad_ckpt_buffer_size

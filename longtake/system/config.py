@@ -246,13 +246,15 @@ class SystemConfig(EncodersConfig):
             raise ValueError(f'sampling_option.solver = "{solver}": choose {" or ".join(solvers)}')
         return self
 
-    def of_low_noise(self) -> Self:
+    def of_low_noise(self, trained: bool = False) -> Self:
         """The same with the second denoiser as its `model`, of a config that has one; its adapters are those of
-        `low_noise.lora`."""
+        `low_noise.lora`, or, where a run trains it, such as the run's `lora` says."""
         assert self.low_noise is not None, "there is no second denoiser"
         lora, file = None, self.low_noise.lora
         if file is not None:
             lora = (self.lora or LoraConfig()).model_copy(update={"from_pretrained": file, "more": ()})
+        elif trained and self.lora is not None:
+            lora = self.lora.model_copy(update={"from_pretrained": None, "more": ()})
         model = self.model.model_copy(update={"from_pretrained": self.low_noise.from_pretrained})
         return self.model_copy(update={"model": model, "lora": lora, "low_noise": None})
 

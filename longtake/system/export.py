@@ -25,7 +25,14 @@ from longtake.families.registry import family_of, read_model
 from longtake.models.config import ModelSection
 from longtake.small_files import regular
 from longtake.system.config import SystemConfig
-from longtake.system.pretrained import TrainedParts, base_of_adapters, read_adapters_of, run_sections, run_tree
+from longtake.system.pretrained import (
+    TrainedParts,
+    base_of_adapters,
+    read_adapters_of,
+    run_sections,
+    run_tree,
+    tree_of_denoiser,
+)
 from longtake.weights.conversion import ConvertedWeights
 from longtake.weights.files import INDEX_FILE, MOST_FILE_BYTES, save_weights
 from longtake.weights.format import Format
@@ -36,15 +43,21 @@ CONFIG_HEADER = "longtake_config"
 _BUCKETS = ("bucket_config", "sizes")  # keys of a training run
 
 
-def export_model(checkpoint: str, target: str | Path, part: str = "ema", max_file_bytes: int = MOST_FILE_BYTES) -> Path:
+def export_model(
+    checkpoint: str,
+    target: str | Path,
+    part: str = "ema",
+    max_file_bytes: int = MOST_FILE_BYTES,
+    prefix: str = "",
+) -> Path:
     """Writes the weights of a checkpoint to one `.safetensors` file that `longtake generate` takes by itself.
 
     A `target` of another name becomes a folder in Hugging Face's layout, of files of `max_file_bytes` at most.
     `checkpoint`: as for `--load`, also of a run that goes on; `part`: "ema" (the weights themselves where a run kept no
-    average) or "model".
+    average) or "model"; `prefix`: `folder.LOW_NOISE` for the second of two denoisers.
     """
     with hold(checkpoint) as folder:
-        tree = system_tree(folder)
+        tree = system_tree(folder, prefix)
         model = read_model(tree)
         form = family_of(model).weight_format
         if tree.get("lora"):
@@ -56,7 +69,7 @@ def export_model(checkpoint: str, target: str | Path, part: str = "ema", max_fil
         header = {CONFIG_HEADER: json.dumps(tree), **form.own(model).header}
         computed = form.namings[form.own(model).names].computed
         tables = {name: compute(model) for name, compute in computed.items() if compute is not None}
-        return export_weights(folder, Path(target), part, header, max_file_bytes, tables)
+        return export_weights(folder, Path(target), part, header, max_file_bytes, tables, prefix)
 
 
 def export_weights(
@@ -66,11 +79,12 @@ def export_weights(
     header: Mapping[str, str] = MappingProxyType({}),
     max_file_bytes: int = MOST_FILE_BYTES,
     tables: Mapping[str, Tensor] = MappingProxyType({}),
+    prefix: str = "",
 ) -> Path:
     """Writes the trained weights of a checkpoint, and those of its run's `frozen/`; where what the run did not train
     has a file of its own, the header names that as `frozen_source`. `tables`: tensors that the model computes, and that
     other programs expect in its files."""
-    weights = CheckpointWeights(checkpoint, wanted=part, partly=True)
+    weights = CheckpointWeights(checkpoint, wanted=part, partly=True, prefix=prefix)
     source = {} if weights.source is None else {"frozen_source": weights.source}
     heads = {name: (weights.dtype(name), weights.shape(name)) for name in sorted(weights)}
     heads |= {name: (table.dtype, tuple(table.shape)) for name, table in tables.items()}
@@ -79,7 +93,7 @@ def export_weights(
     return target
 
 
-def export_adapters(checkpoint: str, target: str | Path, style: str, part: str = "ema") -> Path:
+def export_adapters(checkpoint: str, target: str | Path, style: str, part: str = "ema", prefix: str = "") -> Path:
     """Writes the adapters of a checkpoint in a style of its model's format and returns `target`.
 
     `checkpoint`: as for `--load`, also of a run that goes on; `part`: "ema" (the adapters themselves where a run kept
@@ -88,7 +102,7 @@ def export_adapters(checkpoint: str, target: str | Path, style: str, part: str =
     """
     target = Path(target)
     with hold(checkpoint) as folder:
-        model, lora = run_sections(folder)
+        model, lora = run_sections(folder, prefix)
         form = family_of(model).weight_format
         if style not in form.lora_styles:
             raise UserError(f"--lora {style}: choose one of {', '.join(form.lora_styles)}")
@@ -96,7 +110,7 @@ def export_adapters(checkpoint: str, target: str | Path, style: str, part: str =
             file = target.suffix != ".safetensors"
             wanted = "a file, with the ending .safetensors" if file else "a folder, without an ending"
             raise UserError(f"{target}: adapters of {style} are {wanted}")
-        adapters = read_adapters_of(CheckpointWeights(folder, wanted=part, partly=True))
+        adapters = read_adapters_of(CheckpointWeights(folder, wanted=part, partly=True, prefix=prefix))
     if not adapters:
         raise UserError(f"{folder}: holds no adapters, for its run trained without lora; leave --lora out")
     save_adapters(form, adapters, model, target, style, base_of_adapters(model.from_pretrained, lora))
@@ -104,7 +118,11 @@ def export_adapters(checkpoint: str, target: str | Path, style: str, part: str =
 
 
 def export_merged(
-    checkpoint: str, target: str | Path, part: str = "ema", max_file_bytes: int = MOST_FILE_BYTES
+    checkpoint: str,
+    target: str | Path,
+    part: str = "ema",
+    max_file_bytes: int = MOST_FILE_BYTES,
+    prefix: str = "",
 ) -> Path:
     """Writes whole weights, adapters merged into them, to a file or folder that `longtake generate` takes by itself.
 
@@ -113,8 +131,8 @@ def export_merged(
     base is gone.
     """
     with hold(checkpoint) as folder, ExitStack() as stack:
-        tree = system_tree(folder)
-        weights = TrainedParts(folder, part, stack)
+        tree = system_tree(folder, prefix)
+        weights = TrainedParts(folder, part, stack, prefix)
         tree = {key: value for key, value in tree.items() if key not in ("lora", "freeze", "train_only")}
         tree["model"] = {**tree.get("model", {}), "from_pretrained": None}
         header = {CONFIG_HEADER: json.dumps(tree), **weights.metadata, "part": part}
@@ -123,7 +141,12 @@ def export_merged(
 
 
 def export_folder(
-    checkpoint: str, target: str | Path, names: str, part: str = "ema", max_file_bytes: int = MOST_FILE_BYTES
+    checkpoint: str,
+    target: str | Path,
+    names: str,
+    part: str = "ema",
+    max_file_bytes: int = MOST_FILE_BYTES,
+    prefix: str = "",
 ) -> Path:
     """Writes whole weights, adapters merged into them, to a folder as other programs read it, `config.json` and all, or
     as PyTorch's distributed checkpoint has it.
@@ -132,11 +155,11 @@ def export_folder(
     `export_merged`.
     """
     with hold(checkpoint) as folder, ExitStack() as stack:
-        weights = TrainedParts(folder, part, stack)
+        weights = TrainedParts(folder, part, stack, prefix)
         form = family_of(weights.model).weight_format
         check_folder(form, names)
         if names in form.torch_folders:
-            write_torch_folder(form, names, weights, weights.model, target, system_tree(folder))
+            write_torch_folder(form, names, weights, weights.model, target, system_tree(folder, prefix))
             return Path(target)
         layout = form.as_published(names)
         config = json.dumps(form.folders[names](weights.model), indent=2) + "\n"
@@ -165,10 +188,10 @@ def write_torch_folder(
     save_torch_folder(converted, Path(target), form.torch_folders[names], {SECTIONS_FILE: said})
 
 
-def system_tree(checkpoint: Path) -> dict[str, Any]:
+def system_tree(checkpoint: Path, prefix: str = "") -> dict[str, Any]:
     """The keys of a checkpoint's run that say what its model is, how it is sampled, at the size of its buckets, and
-    which buckets these are."""
-    tree = run_tree(checkpoint)
+    which buckets these are; of two denoisers, those of one (`prefix`)."""
+    tree = tree_of_denoiser(run_tree(checkpoint), checkpoint, prefix)
     whole = {**tree, "sampling_option": {**said_sampling(tree), **trained_size(tree)}}
     return {key: value for key, value in whole.items() if key in SystemConfig.model_fields or key in _BUCKETS}
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from longtake.checkpoint.export import CheckpointWeights
-from longtake.checkpoint.folder import is_complete
+from longtake.checkpoint.folder import FROZEN_FOLDER, is_complete
 from longtake.checkpoint.runs import hold, list_checkpoints
 from longtake.checkpoint.state import RunState
 from longtake.config.load import load_config
@@ -116,10 +116,27 @@ def run_tree(checkpoint: Path) -> dict[str, Any]:
     return tree
 
 
-def run_sections(checkpoint: Path) -> tuple[ModelSection, LoraConfig | None]:
-    """`model` and `lora` of the run that a checkpoint is of."""
-    tree = run_tree(checkpoint)
+def run_sections(checkpoint: Path, prefix: str = "") -> tuple[ModelSection, LoraConfig | None]:
+    """`model` and `lora` of the run that a checkpoint is of; `prefix`: `LOW_NOISE` for its second denoiser."""
+    tree = tree_of_denoiser(run_tree(checkpoint), checkpoint, prefix)
     return read_model(tree), LoraConfig(**tree["lora"]) if tree.get("lora") is not None else None
+
+
+def tree_of_denoiser(tree: Mapping[str, Any], checkpoint: Path, prefix: str = "") -> dict[str, Any]:
+    """The config of a run, as plain data, as if it had trained one of its denoisers alone. Raises `UserError` where it
+    has no second one and that is asked for."""
+    low_noise = tree.get("low_noise")
+    own = {name: section for name, section in tree.items() if name != "low_noise"}
+    if isinstance(option := own.get("sampling_option"), Mapping):
+        own["sampling_option"] = {key: value for key, value in option.items() if key != "guidance_low"}
+    if not prefix:
+        return own
+    if not isinstance(low_noise, Mapping):
+        raise UserError(f"{checkpoint}: its run trained one denoiser; leave --low-noise out")
+    own["model"] = {**own.get("model", {}), "from_pretrained": low_noise.get("from_pretrained")}
+    if isinstance(lora := own.get("lora"), Mapping):
+        own["lora"] = {**lora, "from_pretrained": low_noise.get("lora")}
+    return own
 
 
 class TrainedParts(Mapping[str, Tensor]):
@@ -130,18 +147,20 @@ class TrainedParts(Mapping[str, Tensor]):
     or from its `frozen/`. Collective. Raises `UserError` where a file of it is gone or damaged.
     """
 
-    def __init__(self, folder: Path, part: str, stack: ExitStack) -> None:
-        """`part`: "ema" (falls back to "model") or "model". `stack` keeps what lies under it from being removed."""
+    def __init__(self, folder: Path, part: str, stack: ExitStack, prefix: str = "") -> None:
+        """`part`: "ema" (falls back to "model") or "model". `stack` keeps what lies under it from being removed.
+        `prefix`: `LOW_NOISE` for a second denoiser."""
         self.path = folder
-        self.model, lora = run_sections(folder)
+        self.model, lora = run_sections(folder, prefix)
         self.metadata: Mapping[str, str] = family_of(self.model).weight_format.own(self.model).header
-        self._own = CheckpointWeights(folder, wanted=part, partly=True)
+        self._own = CheckpointWeights(folder, wanted=part, partly=True, prefix=prefix)
         self.part, self.adapters = self._own.part, read_adapters_of(self._own)
         self._code = "dense" if lora is None else lora.base
         self._shapes = state_shapes(self.model)
         self._under: Mapping[str, Tensor] = {}
-        source = RunState.read(folder).frozen_source
-        self.source = source or str(folder.parent / "frozen")  # of what did not train
+        frozen = RunState.read(folder).frozen_of(prefix)
+        source = None if frozen is None else frozen.source
+        self.source = source or str(folder.parent / (prefix + FROZEN_FOLDER))  # of what did not train
         if source is not None:
             under = self.model.model_copy(update={"from_pretrained": source})
             self._under = stack.enter_context(open_pretrained(under, lora))[0]
@@ -166,7 +185,8 @@ class TrainedParts(Mapping[str, Tensor]):
 
 def read_adapters_of(weights: CheckpointWeights) -> dict[str, Adapter]:
     """The adapters in a checkpoint, by the layers of its model; empty where its run trained none."""
-    found = adapters_of(weights, RunState.read(weights.path).adapters.__getitem__)
+    scaling = RunState.read(weights.path).adapters
+    found = adapters_of(weights, lambda layer: scaling[weights.prefix + layer])
     for name, value in tensors_of(found).items():
         check_finite(value, str(weights.path), name)
     return found

@@ -336,13 +336,28 @@ class RunConfig(SystemConfig, TrackingConfig):
                 "decay_fraction out"
             )
         if self.low_noise is not None:
-            raise ValueError(
-                "low_noise: a run trains one denoiser; write low_noise = None, name the weights of one expert as "
-                "model.from_pretrained, and its times as objective.time_range"
-            )
+            self._check_low_noise(self.low_noise.boundary)
         if self.load and self.resume:
             raise ValueError(f"load = {self.load!r}: resume already names the checkpoint; keep one of the two")
         return self
+
+    def _check_low_noise(self, boundary: float) -> None:
+        """Raises `ValueError` where two denoisers cannot be trained in one run."""
+        if self.objective.within(0.0, 1.0) is None:
+            raise ValueError(
+                f'low_noise: objective.type = "{self.objective.type}" has no law of times that can be cut; train '
+                "one denoiser (low_noise = None)"
+            )
+        if self.objective.within(boundary, 1.0) is None or self.objective.within(0.0, boundary) is None:
+            raise ValueError(
+                f"low_noise.boundary = {boundary:g}: objective.time_range has no times on one side of it; expected a "
+                "range around the boundary, or one denoiser (low_noise = None)"
+            )
+        if self.lora_files:
+            raise ValueError(
+                "lora_files: are for one denoiser, and low_noise is a second one; export each by `longtake checkpoint "
+                "export`"
+            )
 
     def _check_lora_files(self) -> None:
         if self.lora is None:

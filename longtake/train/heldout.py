@@ -14,6 +14,7 @@ from longtake.evaluate.heldout import level_losses
 from longtake.parallel.world import World
 from longtake.system.build import System
 from longtake.train.config import RunConfig
+from longtake.train.experts import EXPERTS
 from longtake.train.stream import StepStream
 
 Sums = dict[str, np.ndarray]  # bucket -> float64 [1 + levels]: clips, and the sums of their losses
@@ -54,7 +55,14 @@ class HeldOut:
             self.stream.loader.close()
         every = sorted(set().union(*self.world.gather(keys)))
         measured = hashlib.sha256(repr((every, section.levels)).encode()).hexdigest()[:16]
-        return {"measured": measured, **summary(self.world.gather(sums), section.levels)}
+        found = summary(self.world.gather(sums), section.levels)
+        if self.system.low_noise is not None:
+            found["experts"] = {f"{level:g}": self._expert(level) for level in section.levels}
+        return {"measured": measured, **found}
+
+    def _expert(self, level: float) -> str:
+        """The name of the denoiser that works at a noise level."""
+        return EXPERTS[0 if self.system.is_high(self.system.objective.time_at(level)) else 1]
 
 
 def summary(of_ranks: Sequence[Sums], levels: Sequence[float]) -> dict[str, Any]:
@@ -77,5 +85,7 @@ def _means(sums: np.ndarray, levels: Sequence[float]) -> dict[str, Any]:
 def curves(found: Mapping[str, Any], prefix: str = "validation/") -> Iterator[tuple[str, float]]:
     """The figures of a summary by the names of their curves."""
     yield f"{prefix}loss", found["loss"]
-    yield from ((f"{prefix}loss/level {level}", value) for level, value in found["levels"].items())
+    names = found.get("experts", {})
+    for level, value in found["levels"].items():
+        yield f"{prefix}loss/level {level}" + (f" {names[level]}" if level in names else ""), value
     yield from ((f"{prefix}loss/{name}", of["loss"]) for name, of in found["buckets"].items())

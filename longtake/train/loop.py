@@ -19,6 +19,7 @@ from longtake.system.build import System
 from longtake.system.encoders import CAPTIONS_AT_ONCE, flat_captions
 from longtake.system.examples import clean_example
 from longtake.train.config import RunConfig
+from longtake.train.experts import EXPERTS, ExpertDraw
 from longtake.train.health.interrupt import REQUESTS, StopRequest
 from longtake.train.health.power import NodePower
 from longtake.train.health.ranks import RankTimes
@@ -38,7 +39,7 @@ class Trainer:
 
     config: RunConfig
     system: System
-    update: WeightUpdate
+    updates: Sequence[WeightUpdate]  # of the system's denoisers
     stream: StepStream
     recorder: Recorder
     saver: Saver
@@ -54,6 +55,7 @@ class Trainer:
         encoders = self.system.encoders
         alone = self.stream.peers.mesh.num_peers == 1 and not self.config.dataset.stored
         self.embeds_ahead = encoders is not None and alone and encoders.embeds_ahead
+        self.draw_expert = ExpertDraw.of_run(self.config, self.system)
         self.ranks = RankTimes(self.system, self.stream, self.config.log_every)
 
     def run(self, order: PassOrder, skip: int = 0) -> None:
@@ -74,11 +76,13 @@ class Trainer:
         while (config.max_steps is None or self.clock.global_step < config.max_steps) and (step := next(steps, None)):
             if self.validate():
                 break
-            rates = self.update.optimizer.rates(self.clock.global_step)
-            sums = self.forward_backward(step, empty)
+            expert = self.draw_expert(self.clock.global_step)
+            update = self.updates[expert]
+            rates = update.optimizer.rates(self.clock.global_step)
+            sums = self.forward_backward(step, empty, expert)
             ranks = self.ranks.step(step, self.clock.global_step + 1)
             skip = self.recorder.health.skipped.judge(sums)
-            self.update(self.clock.global_step + 1, rates, sums.grad_square, skip)
+            update(self.clock.global_step + 1, rates, sums.grad_square, skip)
             samples = [slot.num_samples for slot in step.slots]
             tokens = sum(n * self.system.tokens(slot.bucket.shape) for n, slot in zip(samples, step.slots, strict=True))
             self.clock = self.clock.tick(step.pass_index, sum(samples), tokens)
@@ -86,6 +90,8 @@ class Trainer:
             counted = sum(samples), tokens
             seen = self.power.nodes, None if ranks is None else HostCopy(ranks)
             record = StepRecord(self.clock, step.slots, sums, rates, step.wait_seconds, *counted, step.faults, *seen)
+            if self.system.low_noise is not None:
+                record = replace(record, expert=EXPERTS[expert])
             self.stopped = self.recorder.push(record)
             collect(self.clock.global_step)
             if self.stopped or self._too_many_lost:
@@ -124,13 +130,14 @@ class Trainer:
     def _too_many_lost(self) -> bool:
         return self.recorder.health.lost.too_many(self.config.dataset)
 
-    def forward_backward(self, step: StepInput, empty: Conditions) -> StepSums:
-        """Leaves the gradient of the step's loss in the parameters; returns sums over all ranks.
+    def forward_backward(self, step: StepInput, empty: Conditions, expert: int = 0) -> StepSums:
+        """Leaves the gradient of the step's loss in the parameters of a denoiser, by its place in `System.experts`;
+        returns sums over all ranks.
 
         The step's loss is the sum of its micro-batches' losses over `StepInput.loss_divisor`: a sample weighs the same
         in a full and in a short micro-batch, and full micro-batches of different batch sizes count alike.
         """
-        peers, divisor = self.stream.peers, step.loss_divisor
+        peers, divisor, system = self.stream.peers, step.loss_divisor, self.system.experts[expert]
         mesh = peers.mesh
         sums = StepSums.zeros(self.stream.inputs.most_micro_batches, len(self.power.nodes), self.system.device)
         last, embedded = len(step.turns) - 1, 0
@@ -138,10 +145,10 @@ class Trainer:
             if self.embeds_ahead and i == embedded:
                 embedded += self.embed_ahead(step.turns[i:])
             peers.use(peers.degree(batch.bucket))
-            self.system.use(batch.bucket)
+            system.use(batch.bucket)
             if mesh.replicate > 1:  # replicas are summed once a step
-                self.system.denoiser.set_requires_all_reduce(i == last)
-            loss = self.micro_batch(batch, empty)
+                system.denoiser.set_requires_all_reduce(i == last)
+            loss = self.micro_batch(system, batch, empty)
             # FSDP takes the mean over data ranks, each of which runs so many side by side
             (loss * (mesh.data_ranks * peers.at_once(batch.bucket) / divisor)).backward()
             if turn.number is not None:
@@ -149,7 +156,7 @@ class Trainer:
                 sums.shares[turn.number] = batch.weights.sum() / batch.bucket.batch_size
         self.power.put(sums.watts, self.clock.global_step + 1)
         sums.loaded.fill_(step.loaded)  # assigning would copy a number from the host, and wait for the device
-        square = self.update.optimizer.grad_square_sum()  # in host memory with `parallel.cpu_offload`
+        square = self.updates[expert].optimizer.grad_square_sum()  # in host memory with `parallel.cpu_offload`
         sums.grad_square.copy_(to_device(square, self.system.device))
         sums.flags.fill_(self.stop.flags(self.saver.failed))  # `save` says why it failed, on all ranks
         if mesh.size > 1:
@@ -171,9 +178,9 @@ class Trainer:
         self.system.own_encoders.embed_ahead(texts)
         return count
 
-    def micro_batch(self, batch: Batch, empty: Conditions) -> Tensor:
+    def micro_batch(self, system: System, batch: Batch, empty: Conditions) -> Tensor:
         """The loss of one micro-batch: the sum over samples of weight x loss, divided by the bucket's batch size."""
-        system, config = self.system, self.config
+        config = self.config
         weights = batch.weights.to(system.device, non_blocking=True)
         dropout, left_out = config.text_dropout, config.no_i2v_ref_loss
         # the clean example is not held on to, for what it keeps beside would last until the end of forward
@@ -193,7 +200,7 @@ class Trainer:
         if health.skipped.in_a_row and not ends:
             return asked
         with recorder.meter.paused(), health.stopwatch.saving():
-            tensors = self.update.tensors()
+            tensors = {name: of for update in self.updates for name, of in update.tensors().items()}
             if broken := describe_broken(tensors, self.stream.world):
                 raise UserError(
                     f"step {self.clock.global_step}: weights or optimizer state hold NaN, infinity or weights "
@@ -206,7 +213,10 @@ class Trainer:
 
     def state(self) -> RunState:
         """All that a checkpoint of this moment holds beside tensors."""
-        return replace(self.begun, clock=self.clock, data=self.position, **self.recorder.health.kept())
+        state = replace(self.begun, clock=self.clock, data=self.position, **self.recorder.health.kept())
+        if len(self.updates) == 1:
+            return state
+        return replace(state, low_noise_updates=int(self.updates[1].optimizer.updates.item()))
 
 
 @contextmanager

@@ -48,6 +48,7 @@ class StepRecord:
     faults: Sequence[ClipFault] = ()  # what this rank could not load for it
     nodes: Sequence[str] = ()  # those of `sums.watts`
     ranks: HostCopy | None = None  # see RankTimes.step
+    expert: str | None = None  # the denoiser that the step trained, where there are two
 
     @property
     def lr(self) -> float:
@@ -181,6 +182,8 @@ class Recorder:
             by_bucket[slot.bucket.name].add(loss, share)
             if counts:
                 self._by_bucket[slot.bucket.name].add(loss, share)
+                if record.expert is not None:
+                    self._by_bucket[record.expert].add(loss, share)
         loss = whole.mean
         if counts and whole.share:
             self._losses.append(loss)
@@ -188,6 +191,7 @@ class Recorder:
             {
                 "step": step,
                 "pass": record.clock.pass_index,
+                **({"expert": record.expert} if record.expert else {}),
                 "loss": loss,
                 "loss_bits": loss.hex(),
                 "digest": f"{step_digest(record.slots):016x}",
@@ -274,7 +278,8 @@ class Recorder:
             remedy = (
                 f"the checkpoint before them, which no step has confirmed, is now {aside}; continue from an earlier one"
             )
-        if broken := describe_broken(dict(self.system.denoiser.named_parameters()), self.world):
+        weights = {one.prefix + name: p for one in self.system.experts for name, p in one.denoiser.named_parameters()}
+        if broken := describe_broken(weights, self.world):
             raise UserError(
                 f"step {step}: the {what}{before}: weights hold NaN, infinity or values above {LARGEST:g} ({broken}); "
                 f"check the weights that the run starts from; {remedy}"

@@ -33,7 +33,7 @@ from longtake.parallel.degrees import check_bucket_sequence
 from longtake.parallel.mesh import Mesh
 from longtake.parallel.world import World, start_world
 from longtake.plan.report import amount
-from longtake.system.build import System, build_system
+from longtake.system.build import System, build_system, with_low_noise
 from longtake.system.caption_lengths import caption_length_lines
 from longtake.system.clip_rates import clip_rate_lines
 from longtake.system.pretrained import means_checkpoint
@@ -47,6 +47,7 @@ from longtake.train.choices import (
     settle_blocks,
 )
 from longtake.train.config import RunConfig
+from longtake.train.experts import ExpertDraw
 from longtake.train.folder import (
     RunFolder,
     give_up,
@@ -79,7 +80,7 @@ from longtake.train.optimizer.update import WeightUpdate
 from longtake.train.record import Recorder
 from longtake.train.run_file import read_run
 from longtake.train.saving import Saver
-from longtake.train.start import Start, lost_so_far, restore, step_size_lines
+from longtake.train.start import Start, lost_so_far, restore, scaling_of, step_size_lines
 from longtake.train.stream import StepStream
 from longtake.train.validating import Validator, is_due, plan_validations, with_encoders
 
@@ -131,7 +132,7 @@ class Prepared:
 
     place: RunFolder
     system: System
-    update: WeightUpdate
+    updates: tuple[WeightUpdate, ...]  # of the denoisers
     data: RunData
     start: Start
     stream: StepStream
@@ -183,8 +184,8 @@ class RunLaunch:
             first_step.report = watchdog.report
             data = RunData(table, open_latents(config, table, world), held_out)
             system = self.build(mesh, data, place, choices)
-            update = WeightUpdate(system.denoiser, config)
-            start = self.restored(place, system, update)
+            updates = tuple(WeightUpdate(one.denoiser, config, one.prefix) for one in system.experts)
+            start = self.restored(place, system, updates)
             if place.checkpoint is not None and start.finished(config) and not self.owes_validation(place, start):
                 return self.nothing_to_train(place, start)
             take_over_quarantine(place, world)
@@ -194,13 +195,14 @@ class RunLaunch:
             order = stream.plan(start.state.clock.pass_index, start.state.data)
             begun = replace(begun, choices=choices.made)
             world.on_main(lambda: save_config(place.path, config))
-            if frozen := system.frozen():
-                begun = replace(begun, frozen=self.kept_frozen(place, frozen, system))
+            for expert in system.experts:
+                if frozen := expert.frozen():
+                    begun = replace(begun, **{f"{expert.prefix}frozen": self.kept_frozen(place, frozen, expert)})
             settings, step = config.model_dump(mode="json"), start.state.clock.global_step
             trackers = Trackers(TrackedRun(place.path, config, settings, step), world.is_main)
             parts.callback(trackers.close)
             if world.is_main:
-                self.announce(place, system, update, data, start, order)
+                self.announce(place, system, updates[0], data, start, order)
             kept = config.keep_n_latest, config.keep_every, config.async_io
             saver = Saver(place.path, world, *kept, self.say, self.adapter_files(place))
             parts.callback(saver.close)
@@ -209,7 +211,7 @@ class RunLaunch:
             stopwatch = Stopwatch(place.path, start.state.seconds, launched, place.restarted, enabled=world.is_main)
             skipped = SkippedSteps(config.skip_grad_norm, config.max_skipped, total=start.state.skipped_steps)
             health = Health(first_step, watchdog, stopwatch, skipped, lost)
-        return Prepared(place, system, update, data, start, stream, order, begun, trackers, saver, health, validation)
+        return Prepared(place, system, updates, data, start, stream, order, begun, trackers, saver, health, validation)
 
     def settled(self, place: RunFolder, first_step: FirstStepTimer) -> RunConfig:
         """The run with its autoencoder fitted and the source of its latents decided."""
@@ -241,19 +243,21 @@ class RunLaunch:
         latents, own = data.latents, place.checkpoint is not None and place.elsewhere is None
         facts_of_encoders = None if latents is None else latents.facts
         system = build_system(config, mesh, self.world, facts_of_encoders, restored=own, levels=levels)
+        if config.low_noise is not None:
+            system = with_low_noise(system, self.world, restored=own, trained=True)
         if latents is not None and system.encoders is not None:
             latents.refuse_other_weights(system.encoders, self.world)
         return system
 
-    def restored(self, place: RunFolder, system: System, update: WeightUpdate) -> Start:
+    def restored(self, place: RunFolder, system: System, updates: Sequence[WeightUpdate]) -> Start:
         """Where the run starts, its weights filled. Collective."""
         with task_progress(self.console, "checksums of frozen weights", self.world.is_main) as show:
-            return restore(self.config, place, system, update, show)
+            return restore(self.config, place, system, updates, show)
 
     def kept_frozen(self, place: RunFolder, frozen: Mapping[str, Tensor], system: System) -> Frozen:
         """Record of the frozen tensors for checkpoints; they are on the disk. Collective."""
         with task_progress(self.console, "checksums of frozen weights", self.world.is_main) as show:
-            return keep_frozen(place.path, frozen, system.frozen_source, show)
+            return keep_frozen(place.path, frozen, system.frozen_source, show, system.prefix)
 
     def open_stream(self, system: System, data: RunData, start: Start, place: RunFolder) -> tuple[RunState, StepStream]:
         """The stream of steps, and what every checkpoint says of the run, its frozen tensors left out."""
@@ -266,7 +270,7 @@ class RunLaunch:
             name=place.path.name,
             slots_per_step=stream.inputs.slots_per_step,
             slot_sizes=slot_sizes_kept(config, stream.inputs),
-            adapters=system.adapter_scaling(),
+            adapters=scaling_of(system),
             versions={"longtake": __version__, "torch": torch.__version__, "python": platform.python_version()},
         )
         return begun, stream
@@ -299,7 +303,11 @@ class RunLaunch:
             lines += [f"starts from {place.checkpoint}, step {start.state.clock.global_step}", *start.notes]
         lines.append(f"model: {size}, compute in {dtype} on {world.device.type}, {processes}")
         lines += step_size_lines(self.config, start.state, system.mesh.data_ranks)
-        lines += [*system.kernels, *system.notes, report.text()]
+        lines += [*system.kernels, *(note for one in system.experts for note in one.notes)]
+        if self.config.low_noise is not None:
+            share = ExpertDraw.of_run(self.config, system).share
+            lines.append(f"two denoisers: {share:.1%} of steps train the one for low noise")
+        lines.append(report.text())
         if len(groups := update.optimizer.groups) > 1:
             lines += map(str, groups)
         if (last := _total_steps(self.config, start, order)) < (wanted := self.config.max_steps or 0):
@@ -338,7 +346,7 @@ class RunLaunch:
 
     def run(self, prepared: Prepared) -> Trainer:
         """All steps, to the last checkpoint."""
-        config, world, system, update = self.config, self.world, prepared.system, prepared.update
+        config, world, system, updates = self.config, self.world, prepared.system, prepared.updates
         step = prepared.start.state.clock.global_step
         left = seconds_left(config.time_limit, time.time() - self.began)
         launch = len(read_launches(prepared.place.path))
@@ -356,9 +364,9 @@ class RunLaunch:
             seen = prepared.trackers, progress, meter
             recorder = Recorder(system, table, world, *seen, config.log_every, prepared.health, prepared.saver)
             validator = self.validator(prepared, recorder, stop)
-            parts = config, system, update, prepared.stream, recorder, prepared.saver, stop, prepared.begun
+            parts = config, system, updates, prepared.stream, recorder, prepared.saver, stop, prepared.begun
             trainer = Trainer(*parts, validator)
-            prepared.saver.look_for_room(size_of(update.tensors()))
+            prepared.saver.look_for_room(sum(size_of(update.tensors()) for update in updates))
             trainer.run(prepared.order, prepared.start.skip)
         return trainer
 
@@ -371,7 +379,7 @@ class RunLaunch:
         if config.validation.holds_out:
             clips = open_held_out(config, system, prepared.data, peers, world, place.path, self.say)
             held_out = HeldOut(config, system, clips, clips.plan(0, None), world)
-        parts = system, prepared.update, peers, place.path, world, recorder, stop, self.say, held_out
+        parts = system, prepared.updates, peers, place.path, world, recorder, stop, self.say, held_out
         validator = Validator(prepared.validation, config, *parts)
         validator.begin(prepared.start.state.clock.global_step, place.continues)
         return validator

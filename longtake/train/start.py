@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
@@ -41,10 +41,10 @@ def restore(
     config: RunConfig,
     place: RunFolder,
     system: System,
-    update: WeightUpdate,
+    updates: Sequence[WeightUpdate],
     on_digest: Callable[[float], None] = lambda share: None,
 ) -> Start:
-    """Fills weights, EMA and optimizer from the checkpoint the run starts from, and reads its state.
+    """Fills weights, EMA and optimizer of each denoiser from the checkpoint the run starts from, and reads its state.
 
     `start_epoch` and `start_step` move the data position only, to the start of a pass (`start_step` alone: the current
     one); the optimizer and the step counter continue. `on_digest` gets the share of frozen tensors that is compared.
@@ -52,18 +52,27 @@ def restore(
     if place.checkpoint is None:
         return _moved(config, RunState(Clock()))
     if place.elsewhere is not None:
-        return _take_over(config, place.elsewhere, system, update)
+        return _take_over(config, place.elsewhere, system, updates[0])
     state = RunState.read(place.checkpoint)
-    _refuse_other_scaling(place.checkpoint, state.adapters, system.adapter_scaling())
-    load_tensors(place.checkpoint, update.weights(), checked=place.continues)
-    restore_frozen(place.checkpoint, system.frozen(), state.frozen, on_digest)
-    update.optimizer.set_updates(state.clock.global_step - state.skipped_steps)
-    ema = update.ema
-    if ema is not None and not load_tensors(place.checkpoint, ema.state(), strict=False, checked=True).filled:
-        ema.restart()  # the checkpoint kept none: it begins at the loaded weights
+    _refuse_other_scaling(place.checkpoint, state.adapters, scaling_of(system))
+    made = state.clock.global_step - state.skipped_steps
+    for expert, update in zip(system.experts, updates, strict=True):
+        load_tensors(place.checkpoint, update.weights(), checked=place.continues)
+        facts = state.frozen_of(expert.prefix)
+        restore_frozen(place.checkpoint, expert.frozen(), facts, on_digest, expert.prefix)
+        own = state.low_noise_updates if expert.prefix else made - state.low_noise_updates
+        update.optimizer.set_updates(own)
+        averages = update.averages()
+        if averages and not load_tensors(place.checkpoint, averages, strict=False, checked=True).filled:
+            update.ema.restart()  # the checkpoint kept none: it begins at the loaded weights
     if not place.continues:
         state = replace(state, seconds={})
     return Start(state) if place.restarted and place.continues else _moved(config, state)
+
+
+def scaling_of(system: System) -> dict[str, float]:
+    """alpha / rank of every layer with an adapter, by its name, that of a second denoiser with its prefix."""
+    return {one.prefix + name: by for one in system.experts for name, by in one.adapter_scaling().items()}
 
 
 def _take_over(config: RunConfig, folder: TrainingFolder, system: System, update: WeightUpdate) -> Start:

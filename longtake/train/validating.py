@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,7 +55,8 @@ def with_encoders(system: System, config: RunConfig, world: World) -> System:
     encoders = build_encoders(encoders_on_host(config), world.device, world)
     if (cut := system.cut) is not None:
         encoders.share(lambda: cut.peers.everyone)
-    return replace(system, encoders=encoders)
+    second = None if system.low_noise is None else replace(system.low_noise, encoders=encoders)
+    return replace(system, encoders=encoders, low_noise=second)
 
 
 def is_due(config: RunConfig, clock: Clock, pass_ended: bool) -> bool:
@@ -75,7 +76,7 @@ class Validator:
     validation: Validation
     config: RunConfig
     system: System  # with encoders
-    update: WeightUpdate
+    updates: Sequence[WeightUpdate]  # of the system's denoisers
     peers: BucketPeers
     folder: Path
     world: World
@@ -110,8 +111,9 @@ class Validator:
 
     def _make(self, step: int) -> bool:
         """Whether all of it is made; False where a stop was asked for meanwhile."""
-        health, ema = self.recorder.health, self.update.ema if self.validation.ema else None
-        both = ema is not None and self.validation.ema == "both"
+        health, kept = self.recorder.health, [one.ema for one in self.updates if one.ema is not None]
+        emas = kept if self.validation.ema else []
+        both = bool(emas) and self.validation.ema == "both"
 
         def watched(name: str) -> Callable[[float], None]:
             show = self.recorder.progress.task(name)
@@ -130,22 +132,26 @@ class Validator:
 
         self.world.free_memory()
         make_room, device = self._makes_room(), self.system.device
-        averages = [] if self.update.ema is None else self.update.ema.storage.on_device
+        averages = [tensor for ema in kept for tensor in ema.storage.on_device]
         with ExitStack() as away:
             if make_room:
-                moments = OffloadedTensors(self.update.optimizer.storage.on_device, device)
-                away.enter_context(offloaded(moments))
+                moments = [tensor for one in self.updates for tensor in one.optimizer.storage.on_device]
+                away.enter_context(offloaded(OffloadedTensors(moments, device)))
             found = {"raw": losses() if both else {}}
-            if ema is not None:
+            for ema in emas:
                 away.enter_context(ema.in_place())
-            gather_anew(self.system.denoiser)  # with parallel.zero = 2 those of the raw weights' forwards are kept
-            found["ema" if ema is not None else "raw"] = losses()
+            for one in self.system.experts:
+                gather_anew(one.denoiser)  # with parallel.zero = 2 those of the raw weights' forwards are kept
+            found["ema" if emas else "raw"] = losses()
             self.peers.use(self.system.mesh.sequence)
             system = self.system
             if make_room:
                 away.enter_context(offloaded(OffloadedTensors(averages, device)))
-                weights = OffloadedWeights(self.system.denoiser, device)
-                system = replace(system, offloaded_weights=away.enter_context(offloaded(weights)))
+                held = []
+                for one in self.system.experts:
+                    weights = away.enter_context(offloaded(OffloadedWeights(one.denoiser, device)))
+                    held.append(replace(one, offloaded_weights=weights))
+                system = replace(held[0], low_noise=held[1] if len(held) > 1 else None)
             watch = watched("validation videos")
             try:
                 videos = self.validation.make(system, self.folder, step, self.world, watch, lambda: self.stop.asked)
@@ -153,7 +159,8 @@ class Validator:
                 videos = []
                 if self.world.is_main:
                     self.say(f"validation: {fault}")
-            gather_anew(self.system.denoiser)
+            for one in self.system.experts:
+                gather_anew(one.denoiser)
         self.world.free_memory()
         if videos is None or None in found.values():
             return False

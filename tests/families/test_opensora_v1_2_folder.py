@@ -93,7 +93,7 @@ def begun(run: Path, left: Path, place: Path, *words: str) -> tuple[Start, dict[
         system = build_system(config, Mesh.create(config.parallel, world), world)
         update = WeightUpdate(system.denoiser, config)
         with starting_point(RunFolder(place, None, continues=False), config, world) as found:
-            start = restore(config, found, system, update)
+            start = restore(config, found, system, (update,))
         held = {name: local_tensor(value) for name, value in update.tensors().items()}
     return start, held, update.optimizer.updates.item()
 

@@ -99,7 +99,7 @@ def note_bytes(patch: pytest.MonkeyPatch, held: Held) -> None:
 
     def watch(self: Validator, step: int) -> bool:
         def note(moment: str) -> None:
-            moments, averages = (of.storage.on_device for of in (self.update.optimizer, self.update.ema))
+            moments, averages = (of.storage.on_device for of in (self.updates[0].optimizer, self.updates[0].ema))
             sets = moments, averages, list(self.system.denoiser.parameters())
             found = tuple(sum(local_tensor(x).untyped_storage().nbytes() for x in tensors) for tensors in sets)
             held.setdefault(moment, []).append(found)

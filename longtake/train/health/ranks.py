@@ -33,8 +33,8 @@ class RankTimes:
         self._waits: list[float] = []
         self._cuda = system.device.type == "cuda"
         if stream.world.size > 1:
-            for name in system.denoiser.blocks:
-                for block in system.denoiser.get_submodule(name):
+            for denoiser in (one.denoiser for one in system.experts):
+                for block in (block for name in denoiser.blocks for block in denoiser.get_submodule(name)):
                     block.forward = partial(self._timed, block.forward)
 
     def _timed(self, forward: Callable[..., Any], *args: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from longtake.checkpoint.folder import LOW_NOISE
 from longtake.parallel.world import World
 
 _SHOWN = 3
@@ -33,7 +34,7 @@ def describe_broken(tensors: Mapping[str, Tensor], world: World) -> str:
         # the sum of absolute values is slower and may overflow; minimum and maximum carry NaN along
         largest = torch.stack([torch.stack(torch.aminmax(parts[name])).abs().max().float() for name in names])
         for name, value in zip(names, largest.tolist(), strict=True):
-            limit = math.inf if name.startswith("optim") else LARGEST
+            limit = math.inf if name.removeprefix(LOW_NOISE).startswith("optim") else LARGEST
             if not (value < math.inf and value <= limit):
                 broken.add(name)
     every = set().union(*world.gather(broken))

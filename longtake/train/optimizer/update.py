@@ -16,8 +16,9 @@ from longtake.train.optimizer.sharded import ShardedAdamW, clip_scale
 class WeightUpdate:
     """The update of a run's weights, and every tensor of it that a checkpoint holds."""
 
-    def __init__(self, model: nn.Module, config: RunConfig) -> None:
-        self.optimizer, self.ema = ShardedAdamW(model, config), Ema.of_run(model, config)
+    def __init__(self, model: nn.Module, config: RunConfig, prefix: str = "") -> None:
+        """`prefix`: before the names in a checkpoint, of a second denoiser."""
+        self.optimizer, self.ema, self.prefix = ShardedAdamW(model, config), Ema.of_run(model, config), prefix
         self._limit, self._law = config.grad_clip, config.optim.clip
 
     def __call__(self, step: int, rates: float | Mapping[str, float], square: Tensor, skip: Tensor | None) -> None:
@@ -46,11 +47,18 @@ class WeightUpdate:
     def weights(self) -> dict[str, Tensor]:
         """The trained weights and the optimizer's state by their names in a checkpoint, sharded, sharing memory."""
         weights = {f"model.{name}": p.data for name, p in self.optimizer.parameters.items()}
-        return weights | self.optimizer.state()
+        return self._named(weights | self.optimizer.state())
+
+    def averages(self) -> dict[str, Tensor]:
+        """The EMA by its names in a checkpoint; nothing where the run keeps none."""
+        return {} if self.ema is None else self._named(self.ema.state())
 
     def tensors(self) -> dict[str, Tensor]:
-        """The same, and the EMA."""
-        return self.weights() | ({} if self.ema is None else self.ema.state())
+        """Both of these."""
+        return self.weights() | self.averages()
+
+    def _named(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {self.prefix + name: tensor for name, tensor in tensors.items()}
 
 
 def limit_at(law: ClipConfig | None, limit: float, step: int, norm: Tensor) -> float | Tensor:

@@ -48,7 +48,7 @@ def spoil(steps: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     def spoilt(self: loop.Trainer, *args: object) -> StepSums:
         sums = forward_backward(self, *args)
         if self.clock.global_step + 1 in steps:
-            for p in self.update.optimizer.parameters.values():
+            for p in self.updates[0].optimizer.parameters.values():
                 p.grad.fill_(float("nan"))
             sums.losses[0] = float("nan")
             sums.grad_square.fill_(float("nan"))
