@@ -64,6 +64,7 @@ WAN = (  # preset, GPUs, kind, options
     ("lora_14b", 1, "l40s", _LONG_14B),
     ("lora_a14b_high", 1, "4090", {}),
     ("lora_a14b_low", 1, "4090", {}),
+    ("lora_a14b", 1, "l40s", {}),
     ("full_1_3b", 1, "h100", {}),
     ("full_14b", 8, "h100", {}),
 )

@@ -47,6 +47,7 @@ class Layout:
     buffer_bytes: int = 0  # of the host's memory to which they offload what they save
     compiled: bool = False  # blocks
     ema: bool = False
+    denoisers: int = 1  # that the run trains, of which a step computes with one
     compute_bytes: int = 2  # of one number in the compute dtype
     reduce_bytes: int = 4  # of one number of a gradient on its way between ranks
     prefetch: int = 1  # blocks gathered ahead in backward

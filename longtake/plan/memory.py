@@ -61,11 +61,14 @@ def forecast_memory(
         moments = [(owned, gathered, activations) for _, gathered, activations in moments]
     moments = [(exact, (1 + error) * gathered, (1 + error) * held) for exact, gathered, held in moments]
     gradients, gathered, activations = max(moments, key=sum)
+    held = 0 if layout.offload else layout.denoisers
+    moments_bytes = 0 if upkeep.moments_offloaded else int(upkeep.moments_bytes * weights.owned)
+    average_bytes = FP32 * weights.owned if layout.ema and not upkeep.ema_offloaded else 0
     return Memory(
-        weights=owned + (0 if layout.offload else weights.frozen),
+        weights=held * (owned + weights.frozen),
         gradients=gradients,
-        optimizer=0 if layout.offload or upkeep.moments_offloaded else int(upkeep.moments_bytes * weights.owned),
-        ema=FP32 * weights.owned if layout.ema and not (layout.offload or upkeep.ema_offloaded) else 0,
+        optimizer=held * moments_bytes,
+        ema=held * average_bytes,
         encoders=encoder_bytes,
         gathered=int(gathered),
         activations=int(activations + (1 + error) * batch.beside_bytes),

@@ -205,7 +205,9 @@ def _upkeep_words(plan: RunPlan) -> list[str]:
     upkeep, weights = plan.layout.upkeep, plan.weights
     parts = []
     if weights.num_trained != weights.num_parameters:
-        parts.append(f"{amount(weights.num_trained)} of the parameters train")
+        parts.append(f"{amount(plan.layout.denoisers * weights.num_trained)} of the parameters train")
+    if plan.layout.denoisers > 1:
+        parts.append(f"{plan.layout.denoisers} denoisers, one a step")
     if upkeep.master_bytes != FP32:
         parts.append("bf16 masters")
     if upkeep.moments_bytes < 2 * FP32:

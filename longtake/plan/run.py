@@ -92,7 +92,7 @@ class RunPlan:
 
     @property
     def num_parameters(self) -> int:
-        return self.weights.num_parameters
+        return self.layout.denoisers * self.weights.num_parameters
 
     @property
     def weights(self) -> Weights:
@@ -110,7 +110,7 @@ class RunPlan:
         if layout.offload:
             bytes_a_weight = 2 * upkeep.master_bytes + upkeep.moments_bytes + average
             frozen = weights.frozen
-        return int(bytes_a_weight * weights.owned) + frozen + layout.buffer_bytes
+        return layout.denoisers * (int(bytes_a_weight * weights.owned) + frozen) + layout.buffer_bytes
 
     @property
     def encodes(self) -> bool:

@@ -275,6 +275,7 @@ def read_layout(config: RunConfig, gpus: int, gpus_per_node: int, device: str = 
         zero=config.parallel.zero,
         remat=recomputed,
         ema=config.ema_decay is not None,
+        denoisers=1 if config.low_noise is None else 2,
         compute_bytes=NUMBER_BYTES[config.dtype],
         reduce_bytes=NUMBER_BYTES[config.parallel.reduce_dtype],
         prefetch=max(1, config.parallel.backward_prefetch),

@@ -64,6 +64,7 @@ class System:
     frozen_source: str | None = None  # the file that all parameters that are not trained are from; None: there is none
     offloaded_weights: OffloadedWeights | None = None  # the denoiser's, where they are offloaded between uses
     level: CurrentLevel = field(default_factory=CurrentLevel)  # of the denoiser's blocks
+    store: BlockStore | None = None  # of what its blocks save in host memory
     low_noise: System | None = None  # the same with the second denoiser, for times below the boundary
     prefix: str = ""  # before the names of its denoiser's tensors in a checkpoint
 
@@ -299,7 +300,8 @@ def build_system(
             weights = world.on_all(lambda: stack.enter_context(open_pretrained(config.model, config.lora)))
         level, counts = level_and_counts(config.model)
         level = CurrentLevel("full" if level == "auto" else level, levels or {})
-        denoiser, adapters, cut, kernels = _cut_denoiser(config, mesh, world, dtype, level, counts)
+        store = BlockStore(room) if (room := config.model.grad_ckpt_buffer_size) else None
+        denoiser, adapters, cut, kernels = _cut_denoiser(config, mesh, world, dtype, level, counts, store)
         device = torch.device("cpu") if offloads(mesh) else world.device
         notes, drawn = _fill_denoiser(denoiser, device, config.seed, weights, restored)
     start_adapters(denoiser, adapters)
@@ -322,6 +324,7 @@ def build_system(
         frozen_source=None if drawn else config.model.from_pretrained,
         kernels=kernels,
         level=level,
+        store=store,
     )
 
 
@@ -336,8 +339,8 @@ def with_low_noise(system: System, world: World, restored: bool = False, trained
             opened = partial(open_pretrained, config.model, config.lora, LOW_NOISE_KEY)
             weights = world.on_all(lambda: stack.enter_context(opened()))
         counts = level_and_counts(config.model)[1]
-        first, parts = system.level, (system.mesh, world, system.dtype)
-        denoiser, adapters, cut, _ = _cut_denoiser(config, *parts, first, counts, system.cut)
+        shared = system.mesh, world, system.dtype, system.level
+        denoiser, adapters, cut, _ = _cut_denoiser(config, *shared, counts, system.store, system.cut)
         device = torch.device("cpu") if offloads(system.mesh) else world.device
         notes, drawn = _fill_denoiser(denoiser, device, config.seed, weights, restored)
     start_adapters(denoiser, adapters)
@@ -383,6 +386,7 @@ def _cut_denoiser(
     dtype: torch.dtype,
     level: CurrentLevel,
     recomputed: Sequence[int],
+    store: BlockStore | None,
     like: TokenCut | None = None,
 ) -> tuple[nn.Module, Adapters, TokenCut | None, tuple[str, ...]]:
     """The denoiser on the meta device, cut over the mesh; its adapters' first values; how tokens are cut; kernels.
@@ -396,8 +400,6 @@ def _cut_denoiser(
     cut = cut_model(denoiser, mesh, like)
     check_level(level.level, compiled, mesh.sequence * mesh.tensor)
     attention = check_attention(config.model.attention, world.device, dtype, config.model.head_dim)
-    room = config.model.grad_ckpt_buffer_size
-    store = BlockStore(room) if room else None
     compiler, said = block_compiler(config, world) if compiled else (None, why)
     kernels = *attention, *float8, *((said,) if said else ())
     recompute_and_compile(denoiser, recomputed, level, cut, compiler, store)

@@ -123,3 +123,19 @@ def test_the_denoiser_is_asked_for_noise_minus_data_and_one_step_leads_from_nois
 def test_a_range_that_is_not_one_is_refused(bounds: tuple[float, float]) -> None:
     with pytest.raises((ValueError, ConfigError), match="the lower first"):
         ShiftedFlowConfig(time_range=bounds)
+
+
+@pytest.mark.parametrize("law", ["uniform", "logit_normal", "mode"])
+def test_the_parts_on_both_sides_of_a_boundary_make_up_the_law(law: Any) -> None:
+    whole = objective(law=law, shift=12.0)
+    share, boundary = whole.share_below(0.875), 0.875
+    low, high = (ShiftedFlow(whole.config.within(*ends), patch_size=2) for ends in ((0, boundary), (boundary, 1)))
+    quantiles = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
+    below = quantiles < share
+    expected = whole.times(quantiles, LATENT, None)
+    torch.testing.assert_close(low.times(quantiles[below] / share, LATENT, None), expected[below])
+    torch.testing.assert_close(high.times((quantiles[~below] - share) / (1 - share), LATENT, None), expected[~below])
+    cut = objective(law=law, shift=12.0, time_range=(0.5, 0.95))
+    assert cut.config.within(0.875, 1.0).time_range == (0.875, 0.95)
+    assert (cut.share_below(0.5), cut.share_below(0.95)) == (0.0, 1.0)
+    assert cut.config.within(0.95, 1.0) is None
