@@ -150,10 +150,11 @@ class _Patched:
         def watched(trainer: Trainer, order: PassOrder, skip: int = 0) -> None:
             trainer.system.denoiser.forward = watch.part("forward", trainer.system.denoiser.forward)
             trainer.micro_batch = watch.part("micro_batch", trainer.micro_batch)
-            trainer.updates[0].optimizer.step = watch.part("optimizer", trainer.updates[0].optimizer.step)
-            trainer.updates[0].optimizer.grad_square_sum = watch.part("optimizer", trainer.updates[0].optimizer.grad_square_sum)
-            if trainer.updates[0].ema is not None:
-                trainer.updates[0].ema.update = watch.part("optimizer", trainer.updates[0].ema.update)
+            update = trainer.updates[0]
+            update.optimizer.step = watch.part("optimizer", update.optimizer.step)
+            update.optimizer.grad_square_sum = watch.part("optimizer", update.optimizer.grad_square_sum)
+            if update.ema is not None:
+                update.ema.update = watch.part("optimizer", update.ema.update)
             steps = trainer.stream.steps
 
             def counted(*args: Any, **kwargs: Any) -> Any:

@@ -27,7 +27,7 @@ from longtake.generate.requests import (
     windows_taken,
 )
 from longtake.generate.sample import edited, in_segments
-from longtake.system.config import LOW_NOISE_KEY
+from longtake.models.config import LOW_NOISE_KEY
 from longtake.system.encoders import find_encoders, missing_files, raise_missing
 from longtake.system.pretrained import open_pretrained
 

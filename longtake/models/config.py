@@ -231,6 +231,9 @@ class MMDiTConfig(ModelSection):
         return self.in_channels + self.patch_size**2
 
 
+LOW_NOISE_KEY = "low_noise.from_pretrained"
+
+
 class LowNoiseConfig(Section):
     """A second denoiser for the times below a boundary, of the kind and sizes of `model`, which has those above."""
 

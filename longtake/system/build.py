@@ -23,6 +23,7 @@ from longtake.encoders.autoencoder import Autoencoder
 from longtake.models.attention import check_attention
 from longtake.models.build import build_denoiser
 from longtake.models.build import example_conditions as model_conditions
+from longtake.models.config import LOW_NOISE_KEY
 from longtake.models.initial import held_as
 from longtake.models.lora import FrozenLinear, LoraLinear
 from longtake.parallel.compile import BlockCompiler, missing_compiler, recompute_and_compile, use_compile_cache
@@ -35,7 +36,7 @@ from longtake.parallel.recomputation import CurrentLevel, Level, check_level, le
 from longtake.parallel.shard import cut_model, initialise_sharded, offloads, shard_model
 from longtake.parallel.tokens import TokenCut
 from longtake.parallel.world import World
-from longtake.system.config import LOW_NOISE_KEY, SystemConfig
+from longtake.system.config import SystemConfig
 from longtake.system.encoders import CaptionEncoders, Encoders, build_encoders, device_dtype, find_encoders, set_tf32
 from longtake.system.float8 import check_float8, use_float8
 from longtake.system.lora import choose_trained, fill, lora_notes, start_adapters
@@ -340,7 +341,7 @@ def with_low_noise(system: System, world: World, restored: bool = False, trained
             weights = world.on_all(lambda: stack.enter_context(opened()))
         counts = level_and_counts(config.model)[1]
         shared = system.mesh, world, system.dtype, system.level
-        denoiser, adapters, cut, _ = _cut_denoiser(config, *shared, counts, system.store, system.cut)
+        denoiser, adapters, cut, _ = _cut_denoiser(config, *shared, counts, system.store, system)
         device = torch.device("cpu") if offloads(system.mesh) else world.device
         notes, drawn = _fill_denoiser(denoiser, device, config.seed, weights, restored)
     start_adapters(denoiser, adapters)
@@ -387,17 +388,18 @@ def _cut_denoiser(
     level: CurrentLevel,
     recomputed: Sequence[int],
     store: BlockStore | None,
-    like: TokenCut | None = None,
+    first: System | None = None,
 ) -> tuple[nn.Module, Adapters, TokenCut | None, tuple[str, ...]]:
     """The denoiser on the meta device, cut over the mesh; its adapters' first values; how tokens are cut; kernels.
-    `like` as for `cut_model`."""
+    `first`: the system of the first of two, whose cut it shares."""
     with torch.device("meta"):
         denoiser = build_denoiser(config.model)
-    adapters = choose_trained(denoiser, config, dtype, kept_adapters(config.model, config.lora))
+    key = "model.from_pretrained" if first is None else LOW_NOISE_KEY
+    adapters = choose_trained(denoiser, config, dtype, kept_adapters(config.model, config.lora, key))
     compiled, why = compiles(config, world)
     check_float8(config.precision, mesh.tensor, eager=world.device.type == "cuda" and not compiled)
     float8 = () if config.precision is None else (use_float8(denoiser, world.device),)
-    cut = cut_model(denoiser, mesh, like)
+    cut = cut_model(denoiser, mesh, None if first is None else first.cut)
     check_level(level.level, compiled, mesh.sequence * mesh.tensor)
     attention = check_attention(config.model.attention, world.device, dtype, config.model.head_dim)
     compiler, said = block_compiler(config, world) if compiled else (None, why)

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from longtake.diffusion.known import KnownLaw
 
 
-LOW_NOISE_KEY = "low_noise.from_pretrained"
-
-
 class SamplingDefaults(Section):
     """How videos of a run are sampled where nothing else is said. A size left open is that of its buckets."""
 

@@ -31,6 +31,7 @@ from longtake.encoders.tokens import CaptionTokens as TokenCounts
 from longtake.encoders.word_vectors import WordTokens
 from longtake.families.record import Text
 from longtake.hub import may_be_fetched
+from longtake.models.config import LOW_NOISE_KEY
 from longtake.parallel.frozen import (
     HostWeights,
     SynchronisedCalls,
@@ -41,7 +42,7 @@ from longtake.parallel.frozen import (
 )
 from longtake.parallel.shared_work import RowShare, TileShare
 from longtake.parallel.world import World
-from longtake.system.config import LOW_NOISE_KEY, SystemConfig
+from longtake.system.config import SystemConfig
 from longtake.transfer import to_device
 from longtake.weights.files import WeightFiles, find_denoiser
 

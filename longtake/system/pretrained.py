@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from longtake.checkpoint.export import CheckpointWeights
-from longtake.checkpoint.folder import FROZEN_FOLDER, is_complete
+from longtake.checkpoint.folder import FROZEN_FOLDER, LOW_NOISE, is_complete
 from longtake.checkpoint.runs import hold, list_checkpoints
 from longtake.checkpoint.state import RunState
 from longtake.config.load import load_config
@@ -19,7 +19,7 @@ from longtake.contracts import UserError
 from longtake.encoders.autoencoder_config import fitted_layer
 from longtake.families.registry import family_of, read_model
 from longtake.models import quantized
-from longtake.models.config import LoraConfig, ModelSection
+from longtake.models.config import LOW_NOISE_KEY, LoraConfig, ModelSection
 from longtake.tensor_files import check_finite
 from longtake.weights.adapters import Adapter, Adapters, adapters_of, convert_adapters, merged, tensors_of
 from longtake.weights.conversion import state_shapes
@@ -36,7 +36,8 @@ def open_pretrained(
     A file or folder of any naming of the model's format, here or on the Hugging Face hub; or a checkpoint of a run, the
     run's folder, or a glob of either: the newest, held while it is read, averaged unless `from_part` says else. Of a
     run with adapters: the weights with these merged, or those under them for a run with the same `lora`
-    (`kept_adapters`).
+    (`kept_adapters`). Of a run with two denoisers those of the first, or, where `key` is that of the second, those of
+    the second.
     """
     spec = config.from_pretrained
     form = family_of(config).weight_format
@@ -45,14 +46,15 @@ def open_pretrained(
         yield state, f"weights: from {state.files.path}"
         return
     with hold(spec) as folder, ExitStack() as stack:
-        model, theirs = run_sections(folder)
-        if RunState.read(folder).frozen is None:
+        prefix = _denoiser_of_run(folder, key)
+        model, theirs = run_sections(folder, prefix)
+        if RunState.read(folder).frozen_of(prefix) is None:
             header = family_of(model).weight_format.own(model).header
-            weights = CheckpointWeights(folder, header, wanted=config.from_part)
+            weights = CheckpointWeights(folder, header, wanted=config.from_part, prefix=prefix)
             kind = "averaged (ema)" if weights.part == "ema" else "as trained"
             yield ModelWeights(weights, config, form), f"weights: {kind}, from {folder}"
             return
-        parts = TrainedParts(folder, config.from_part, stack)
+        parts = TrainedParts(folder, config.from_part, stack, prefix)
         kind = "averaged " if parts.part == "ema" else ""
         if parts.adapters and model.type == config.type and _same_adapters(lora, theirs):
             parts.adapters = {}
@@ -65,17 +67,24 @@ def open_pretrained(
         yield ModelWeights(parts, config, form), said
 
 
-def kept_adapters(config: ModelSection, lora: LoraConfig | None) -> Adapters:
+def _denoiser_of_run(checkpoint: Path, key: str) -> str:
+    """The prefix of the denoiser in a checkpoint that a key's model starts from."""
+    return LOW_NOISE if key == LOW_NOISE_KEY and isinstance(run_tree(checkpoint).get("low_noise"), Mapping) else ""
+
+
+def kept_adapters(config: ModelSection, lora: LoraConfig | None, key: str = "model.from_pretrained") -> Adapters:
     """The adapters that a run starts with because it starts from a run of the same kind of model with the same ones
-    (`lora.rank`, `alpha`, `rslora`, `targets`, `dora`); empty where `lora` names a file. Collective."""
+    (`lora.rank`, `alpha`, `rslora`, `targets`, `dora`); empty where `lora` names a file. `key` as for
+    `open_pretrained`. Collective."""
     spec = config.from_pretrained
     if lora is None or spec is None or not means_checkpoint(spec):
         return {}
     with hold(spec) as folder:
-        model, theirs = run_sections(folder)
+        prefix = _denoiser_of_run(folder, key)
+        model, theirs = run_sections(folder, prefix)
         if model.type != config.type or not _same_adapters(lora, theirs):
             return {}
-        found = read_adapters_of(CheckpointWeights(folder, partly=True))
+        found = read_adapters_of(CheckpointWeights(folder, partly=True, prefix=prefix))
         form = family_of(config).weight_format
         return convert_adapters(form, found, config, form.own(model), form.own(config))
 

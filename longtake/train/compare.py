@@ -27,7 +27,14 @@ from longtake.train.report import LAST, MOST_CURVES, RunRecord, mean_loss, mean_
 
 _CHARTS = {"loss": "loss", "grad_norm": "gradient norm", "lr": "learning rate", "seconds": "seconds of a step"}
 _MOST_LAUNCHES = 30  # that are shown of a run
-_LOSSES = ("model.type", "ae", "objective", "condition_config", "no_i2v_ref_loss")  # what a loss depends on
+_LOSSES = (
+    "model.type",
+    "ae",
+    "objective",
+    "low_noise",
+    "condition_config",
+    "no_i2v_ref_loss",
+)  # what a loss depends on
 
 
 @dataclass(frozen=True)

@@ -115,13 +115,10 @@ class CurriculumLaunch:
                 f"{STAGE} {stage.name}: starts from stage {before}, which is not done in {config.outputs}; run that "
                 "one first, or give --model.from_pretrained"
             )
-        if config.low_noise is not None:
-            raise UserError(
-                f"{STAGE} {stage.name}: has two denoisers, and a stage takes over one; export both of {before}, "
-                "and name them as model.from_pretrained and low_noise.from_pretrained"
-            )
         weights = {"from_pretrained": str(Path(config.outputs) / done[before])}
         changes = {"model": config.model.model_copy(update=weights)}
+        if config.low_noise is not None:
+            changes["low_noise"] = config.low_noise.model_copy(update=weights)
         if config.lora is not None and config.lora == self.configs[before].lora:
             changes["lora"] = config.lora.model_copy(update={"from_pretrained": None})
         return config.model_copy(update=changes)

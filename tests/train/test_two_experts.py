@@ -39,6 +39,20 @@ def parts(checkpoint: Path, part: str) -> dict[str, Tensor]:
     return {name.removeprefix(part + "."): value for name, value in found.items()}
 
 
+def write_base(longtake: Any, clips: Path, folder: Path) -> Path:
+    """A file of weights whose head is not zero, as fresh ones have it."""
+    base, _ = train_here(write_run(folder / "base", clips, max_steps=2, lr=0.1, ema_decay=None))
+    weights = folder / "base.safetensors"
+    assert longtake("checkpoint", "export", base.folder, weights)[0] == 0
+    return weights
+
+
+def both_from(weights: Path) -> dict[str, Any]:
+    """Sections of a run whose two denoisers start from the same weights."""
+    source = {"from_pretrained": str(weights)}
+    return {"model": source, "low_noise": PAIR["low_noise"] | source}
+
+
 def assert_equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
     assert first
     assert first.keys() == second.keys()
@@ -78,16 +92,14 @@ def test_a_run_of_one_side_is_that_of_one_model_bit_for_bit(
 
 
 def test_one_expert_twice_has_the_losses_of_one_model_on_each_side(longtake: Any, clips: Path, tmp_path: Path) -> None:
-    base, _ = train_here(write_run(tmp_path / "base", clips, max_steps=2, lr=0.1, ema_decay=None))
-    weights = tmp_path / "base.safetensors"
-    assert longtake("checkpoint", "export", base.folder, weights)[0] == 0
-    still = {"model": {"from_pretrained": str(weights)}, "lr": 1e-30, "warmup_steps": 0}  # nothing moves
-    low_noise = PAIR["low_noise"] | {"from_pretrained": str(weights)}
-    pair, _ = train_here(write_run(tmp_path / "both", clips, **PAIR | {"low_noise": low_noise}, **still))
+    weights = write_base(longtake, clips, tmp_path)
+    still = {"lr": 1e-30, "warmup_steps": 0}  # nothing moves
+    pair, _ = train_here(write_run(tmp_path / "both", clips, **PAIR | still | both_from(weights)))
     of_sides = {}
     for name, times in (("high_noise", (BOUNDARY, 1.0)), ("low_noise", (0.0, BOUNDARY))):
         objective = {"law": "logit_normal", "shift": 3.0, "time_range": times}
-        run = write_run(tmp_path / name, clips, **PAIR | still | {"low_noise": None, "objective": objective})
+        alone = {"model": {"from_pretrained": str(weights)}, "low_noise": None, "objective": objective}
+        run = write_run(tmp_path / name, clips, **PAIR | still | alone)
         of_sides[name] = exact(train_here(run)[0].folder)
     chosen = [of_sides[name][number] for number, name in enumerate(experts(pair.folder))]
     assert exact(pair.folder) == chosen
@@ -137,6 +149,21 @@ def test_adapters_of_both_are_exported_and_sampled(longtake: Any, clips: Path, t
     assert code == 0, err
     (video,) = (tmp_path / "videos").rglob("*.mp4")
     assert len(read_frames(video)) == 8
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4.0}], ids=["full", "lora"])
+def test_a_run_of_both_starts_from_both_of_another(
+    longtake: Any, clips: Path, tmp_path: Path, lora: dict[str, Any] | None
+) -> None:
+    base = write_base(longtake, clips, tmp_path)
+    keys = PAIR | {"ema_decay": None, "lora": lora, "warmup_steps": 0}
+    first, _ = train_here(write_run(tmp_path / "first", clips, **keys | {"lr": 0.1} | both_from(base)))
+    still = {"lr": 1e-30, "max_steps": 1}
+    second, _ = train_here(write_run(tmp_path / "second", clips, **keys | still | both_from(first.folder)))
+    for part in ("model", "low_noise_model"):
+        assert_equal(parts(first.checkpoint, part), parts(second.checkpoint, part))
+    high, low = (parts(first.checkpoint, part) for part in ("model", "low_noise_model"))
+    assert not any(torch.equal(high[name], low[name]) for name in high if name.endswith(("o.weight", "lora_b")))
 
 
 def test_an_export_of_a_second_denoiser_needs_one(longtake: Any, clips: Path, tmp_path: Path) -> None:
