@@ -148,7 +148,7 @@ class Trainer:
             system.use(batch.bucket)
             if mesh.replicate > 1:  # replicas are summed once a step
                 system.denoiser.set_requires_all_reduce(i == last)
-            loss = self.micro_batch(system, batch, empty)
+            loss = self.micro_batch(batch, empty, system)
             # FSDP takes the mean over data ranks, each of which runs so many side by side
             (loss * (mesh.data_ranks * peers.at_once(batch.bucket) / divisor)).backward()
             if turn.number is not None:
@@ -178,7 +178,7 @@ class Trainer:
         self.system.own_encoders.embed_ahead(texts)
         return count
 
-    def micro_batch(self, system: System, batch: Batch, empty: Conditions) -> Tensor:
+    def micro_batch(self, batch: Batch, empty: Conditions, system: System) -> Tensor:
         """The loss of one micro-batch: the sum over samples of weight x loss, divided by the bucket's batch size."""
         config = self.config
         weights = batch.weights.to(system.device, non_blocking=True)

@@ -152,7 +152,7 @@ def test_an_export_holds_what_it_reads(saved: Path, tmp_path: Path, monkeypatch:
         return whole(*args)
 
     monkeypatch.setattr(export_module, "assemble", slowly)
-    monkeypatch.setattr("longtake.system.export.system_tree", lambda folder: {})
+    monkeypatch.setattr("longtake.system.export.system_tree", lambda folder, prefix: {})
     target = export_model(str(saved), tmp_path / "weights.safetensors")
     assert removed == []
     assert len(load_file(target)) == len(EMA)

@@ -155,7 +155,9 @@ def test_other_frozen_weights_of_the_same_source_are_refused(config: Path, monke
     freeze(monkeypatch)
     with monkeypatch.context() as patch:  # a source that gives what the model begins with
         source = "a.safetensors"
-        patch.setattr(run, "keep_frozen", lambda folder, frozen, _, show: keep_frozen(folder, frozen, source, show))
+        patch.setattr(
+            run, "keep_frozen", lambda folder, frozen, _, show, prefix: keep_frozen(folder, frozen, source, show)
+        )
         train_here(config, "--max-steps", "2")
     freeze(monkeypatch, value=0.5)
     with pytest.raises(UserError, match=r"trained on frozen weights of digest .*a.safetensors.*the run has"):
