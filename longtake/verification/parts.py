@@ -153,6 +153,8 @@ class _Inputs:
             name: _drawn(1, *shape, seed=number, device=device) if shape[1:] else torch.full((1, *shape), 24.0)
             for number, (name, shape) in enumerate(sorted(needs.items()), 1)
         }
+        if getattr(config.model, "known_frames", False):  # the first frame is given, at time 0
+            tensors["x_mask"] = torch.arange(latent[1])[None] > 0
         if "vector" in needs:
             tensors["vector"] = _drawn(1, *needs["vector"], seed=9)
         masks = {
