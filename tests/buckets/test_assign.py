@@ -9,7 +9,7 @@ from longtake.buckets.assignment import BucketRule, assign
 from longtake.buckets.protocol import Unused, keyed_draw
 from tests.buckets.tables import clip_columns, column, golden, rule
 
-IDS = golden("bucket_ids.json")
+IDS = golden("bucket_ids.json.xz")
 SAMPLER = golden("sampler.json")
 
 

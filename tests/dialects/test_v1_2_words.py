@@ -165,7 +165,7 @@ def test_a_file_in_the_old_keys_says_what_the_preset_says(name: str, tmp_path: P
 
 @pytest.mark.parametrize("case", [0, 2, 3, 4, 5, 6])
 def test_schedules_of_a_file_are_those_of_that_program(case: int, tmp_path: Path) -> None:
-    expected = golden("lr.json", "opensora_v1_2")[case]
+    expected = golden("lr.json.xz", "opensora_v1_2")[case]
     keys = {key: value for key, value in expected.items() if key not in ("kind", "steps", "values")}
     keys |= {"lr_schedule": "1cycle"} if expected["kind"] == "1cycle" else {}
     text = SHARED + 'bucket_config = {"144p": {1: (1.0, 4)}}\n' + "".join(f"{k} = {v!r}\n" for k, v in keys.items())

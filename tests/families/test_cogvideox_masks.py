@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from torch import Tensor
 
 from longtake.contracts import Batch, Bucket, LatentShape
@@ -23,6 +24,7 @@ from longtake.system.examples import black_out, known_of_batch
 from tests.models.golden_cogvideox import FOLDER
 
 CASES = json.loads((FOLDER / "data" / "masks.json").read_text())["masks"]
+MASKS_OF_CASES = load(lzma.decompress((FOLDER / "data" / "masks.safetensors.xz").read_bytes()))
 CAUSAL = LatentShape(16, 4, 8, causal=True)
 MODEL = SimpleNamespace(visual="inpaint", add_noise_in_inpaint_model=False)
 LAW = MaskedVideo(MODEL, SimpleNamespace(scale=0.7, latent=CAUSAL))
@@ -57,7 +59,7 @@ class Replayed:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['key']}-{case['kind']}")
 def test_a_mask_equals_the_published_one(case: dict[str, Any]) -> None:
-    golden = load_file(FOLDER / "data" / "masks.safetensors")[case["key"]][:, 0]
+    golden = MASKS_OF_CASES[case["key"]][:, 0]
     (_, kinds, drawn), *draws = case["draws"]
     numbers = Replayed(draws, golden)
     frames, _, *sides = case["shape"]

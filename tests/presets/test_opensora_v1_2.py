@@ -14,7 +14,7 @@ from tests.precision import rounding
 
 V1_2 = "opensora_v1_2"
 TABLES, MASKS = golden("bucket_tables.json", V1_2), golden("masks.json", V1_2)["sets"]
-RATES = [case for case in golden("lr.json", V1_2) if "resume" not in case]
+RATES = [case for case in golden("lr.json.xz", V1_2) if "resume" not in case]
 LAMBDA = range(1, 8)
 
 
