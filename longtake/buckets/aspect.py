@@ -21,7 +21,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from longtake.buckets.laws import LAWS, Shape, Table, WalkLaw
+from longtake.buckets.laws import LAWS, Shape, SizeTable, WalkLaw
 from longtake.contracts import UserError
 
 _BASE_RATIOS = ("2.39:1", "2:1", "16:9", "1.85:1", "9:16", "5:8", "3:2", "4:3", "1:1")
@@ -137,7 +137,7 @@ def _walk(law: str | None) -> WalkLaw:
     return LAWS[law]
 
 
-def _written_table(name: str, law: str | None, divisor: int = 1) -> Table | None:
+def _written_table(name: str, law: str | None, divisor: int = 1) -> SizeTable | None:
     """The table of a system that wrote its own down; None where tables are computed. Raises UserError."""
     walk = _walk(law)
     if isinstance(name, str) and (exact := _EXACT.fullmatch(name)):
@@ -161,17 +161,17 @@ def _written_table(name: str, law: str | None, divisor: int = 1) -> Table | None
         raise UserError(
             f"resolution {name!r}: some shape is thinner than the size divisor {divisor}; choose a larger one"
         )
-    return Table(side * side, shapes, base.weights)
+    return SizeTable(side * side, shapes, base.weights)
 
 
-def _one_size(name: str, height: int, width: int, divisor: int, by_height: bool) -> Table:
+def _one_size(name: str, height: int, width: int, divisor: int, by_height: bool) -> SizeTable:
     if height % divisor or width % divisor or max(height, width) > _LARGEST_SIDE:
         sides = (min(max(1, round(side / divisor)) * divisor, _LARGEST_SIDE) for side in (height, width))
         raise UserError(
             f"resolution {name!r}: height and width are multiples of {divisor}, up to {_LARGEST_SIDE}; write "
             f"{'x'.join(map(str, sides))}"
         )
-    return Table(height * width, {f"{height / width:.2f}" if by_height else f"{width}:{height}": (height, width)})
+    return SizeTable(height * width, {f"{height / width:.2f}" if by_height else f"{width}:{height}": (height, width)})
 
 
 def _match(name: str) -> re.Match[str]:

@@ -18,7 +18,7 @@ Shape = tuple[int, int]  # (H, W) in pixels
 
 
 @dataclass(frozen=True)
-class Table:
+class SizeTable:
     """The shapes of one resolution."""
 
     num_pixels: int
@@ -31,8 +31,8 @@ class WalkLaw:
     """What one system does in its own way when it puts a clip into a bucket."""
 
     nearest: Literal["crop", "named", "key"]  # least crop; |H/W - h/w| over ratio names W:H; over table keys H/W
-    tables: Mapping[str, Table] | None = None  # resolution name -> table; None: computed from the name
-    scaled: Mapping[str, Table] | None = None  # suffix of `Npx` -> table at 512, each side times N/512
+    tables: Mapping[str, SizeTable] | None = None  # resolution name -> table; None: computed from the name
+    scaled: Mapping[str, SizeTable] | None = None  # suffix of `Npx` -> table at 512, each side times N/512
     words: Mapping[str, str] | None = None  # other words for the ratios of the tables
     second: Literal["skip", "stay"] = "skip"  # what the second probability of an entry is of
     min_area: float = 0.8  # of the pixel budget: below it a clip is too small
@@ -90,13 +90,13 @@ _WRITTEN = """
 """  # each: name, pixels, shapes
 
 
-def _read(text: str) -> dict[str, Table]:
+def _read(text: str) -> dict[str, SizeTable]:
     """The tables as they are written down above, by name."""
     tables = {}
     for table in re.split(r"\n(?=\S)", text.strip()):
         name, pixels, _ = table.split(maxsplit=2)
         shapes = re.findall(r"(\S+):(\d+)x(\d+)", table)
-        tables[name] = Table(int(pixels), {ratio: (int(height), int(width)) for ratio, height, width in shapes})
+        tables[name] = SizeTable(int(pixels), {ratio: (int(height), int(width)) for ratio, height, width in shapes})
     return tables
 
 
@@ -104,7 +104,7 @@ _TABLES = _read(_WRITTEN)
 _512 = _TABLES["512"].shapes
 for _side in (256, 1024, 2048):
     _scaled = {ratio: (height * _side // 512, width * _side // 512) for ratio, (height, width) in _512.items()}
-    _TABLES[str(_side)] = Table(_side**2, _scaled)
+    _TABLES[str(_side)] = SizeTable(_side**2, _scaled)
 OPENSORA_V1_2 = MappingProxyType(dict(sorted(_TABLES.items(), key=lambda item: item[1].num_pixels)))
 
 _DRAWN = {
@@ -113,7 +113,7 @@ _DRAWN = {
 }  # fmt: skip
 
 COGVIDEOX_FUN = MappingProxyType(
-    {"": Table(512**2, _512), "_crop": Table(512**2, {ratio: _512[ratio] for ratio in _DRAWN}, _DRAWN)}
+    {"": SizeTable(512**2, _512), "_crop": SizeTable(512**2, {ratio: _512[ratio] for ratio in _DRAWN}, _DRAWN)}
 )
 
 # Open-Sora 1.2's words for ratios, height to width; that of 50:27 is its own slip (50/27 is 1.85).

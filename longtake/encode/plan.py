@@ -78,7 +78,7 @@ def slot_of(rule: BucketLaw, view: int, bucket: int, rows: np.ndarray, samples: 
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class EncodePlan:
     """Every entry of a store, in the order of the shards; arrays of one length, from a mapped file if there is one."""
 
     view: np.ndarray  # int32
@@ -152,7 +152,7 @@ class Plan:
         return crc
 
     @classmethod
-    def read(cls, path: Path, facts: Mapping[str, Any]) -> Plan:
+    def read(cls, path: Path, facts: Mapping[str, Any]) -> EncodePlan:
         """The plan of a store with these `facts`, mapped. Raises `UserError` where it is cut short or damaged."""
         table, crc = read_table(path, _schema(has_segments(facts))), facts.get("plan_crc")
         parts = table[PARTS].combine_chunks() if PARTS in table.column_names else None
@@ -166,7 +166,7 @@ def _schema(segments: bool) -> pa.Schema:
     return _SCHEMA.append(pa.field(PARTS, pa.list_(pa.uint64()))) if segments else _SCHEMA
 
 
-def make_plan(inputs: OrderInputs, captions: Captions, segments: bool = False) -> Plan:
+def make_plan(inputs: OrderInputs, captions: Captions, segments: bool = False) -> EncodePlan:
     """The plan of all views. `captions(slot)`: of its samples, suffix included; `segments`: each has several."""
     pieces, parts = [], []
     for view in range(inputs.views):
@@ -181,7 +181,7 @@ def make_plan(inputs: OrderInputs, captions: Captions, segments: bool = False) -
                 parts += [[text_hash(part) for part in text] for text in found]
         pieces.append((np.full(len(rows), view, np.int32), codes, rows, ids, texts))
     listed = pa.array(parts, pa.list_(pa.uint64())) if segments else None
-    return Plan(*(np.concatenate(column) for column in zip(*pieces, strict=True)), listed)
+    return EncodePlan(*(np.concatenate(column) for column in zip(*pieces, strict=True)), listed)
 
 
 def _chunks(codes: np.ndarray) -> Iterator[slice]:

@@ -30,7 +30,7 @@ from longtake.diffusion.known import Window
 from longtake.durable import unfinished, write_whole
 from longtake.encode.autoencoder import fit_autoencoder
 from longtake.encode.fit import OtherStore, differences, encoder_digests, known_fingerprint, make_fingerprint
-from longtake.encode.plan import Plan, clips_of, encode_inputs, entries_per_shard, make_plan
+from longtake.encode.plan import EncodePlan, clips_of, encode_inputs, entries_per_shard, make_plan
 from longtake.encode.shards import (
     LatentShard,
     in_use,
@@ -133,7 +133,7 @@ def encode(
     )
     if other:
         raise OtherStore(str(options.folder), other)
-    plan = world.on_all(lambda: Plan.read(options.folder / store.PLAN_FILE, facts))
+    plan = world.on_all(lambda: EncodePlan.read(options.folder / store.PLAN_FILE, facts))
     work = _EncodeJob(plan, facts, options, source, encoders, windows, (world.rank, world.size))
     with in_use(options.folder):
         continued = work.run(progress or (lambda done, total: None))
@@ -197,7 +197,9 @@ def _companion_tensors(config: SystemConfig, tensors: Mapping[str, Any]) -> dict
     return found
 
 
-def _begin(options: EncodeOptions, facts: dict[str, Any], encoders: Encoders, plan: Callable[[], Plan]) -> list[str]:
+def _begin(
+    options: EncodeOptions, facts: dict[str, Any], encoders: Encoders, plan: Callable[[], EncodePlan]
+) -> list[str]:
     """Puts down what the store is; returns what differs in a folder that holds another one, which stays as it is."""
     folder = options.folder
     if (folder / store.STORE_FILE).is_file():
@@ -208,7 +210,7 @@ def _begin(options: EncodeOptions, facts: dict[str, Any], encoders: Encoders, pl
             return found
         if options.mend is not None:
             _discard(options, options.mend, known, encoders, plan)
-        Plan.read(folder / store.PLAN_FILE, known)
+        EncodePlan.read(folder / store.PLAN_FILE, known)
         return []
     for kind in (store.LATENTS, store.TEXTS):
         (folder / kind).mkdir(parents=True, exist_ok=True)
@@ -235,7 +237,11 @@ def _write_empty(options: EncodeOptions, encoders: Encoders) -> int:
 
 
 def _discard(
-    options: EncodeOptions, found: VerifyResult, facts: dict[str, Any], encoders: Encoders, plan: Callable[[], Plan]
+    options: EncodeOptions,
+    found: VerifyResult,
+    facts: dict[str, Any],
+    encoders: Encoders,
+    plan: Callable[[], EncodePlan],
 ) -> None:
     """Removes the damaged shards and the whole index; makes the plan and the empty embedding again where damaged."""
     folder = options.folder
@@ -263,7 +269,7 @@ class _EncodeJob:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: EncodePlan,
         facts: dict[str, Any],
         options: EncodeOptions,
         source: SlotDataset,

@@ -41,7 +41,7 @@ from longtake.data.loading.dataset import SlotDataset
 from longtake.data.tables.mix import MixedTable
 from longtake.data.tables.table import ClipTable
 from longtake.diffusion.known import Window
-from longtake.encode.plan import Plan, slot_of
+from longtake.encode.plan import EncodePlan, slot_of
 from longtake.system.encoders import Encoders
 from longtake.system.examples import black_out, with_drawn_noise
 
@@ -81,7 +81,7 @@ def remove_abandoned(folder: Path) -> None:
 class LatentShard:
     """The entries of one shard of latents, as their batches come."""
 
-    def __init__(self, number: int, plan: Plan, start: int, stop: int, source: SlotDataset):
+    def __init__(self, number: int, plan: EncodePlan, start: int, stop: int, source: SlotDataset):
         self.number, self.plan, self.start, self.stop, self.source = number, plan, start, stop, source
         self._tensors: dict[str, list[Tensor]] = {}
         self._place = 0
@@ -149,7 +149,7 @@ class LatentShard:
 def write_text_shard(
     folder: Path,
     number: int,
-    plan: Plan,
+    plan: EncodePlan,
     places: np.ndarray,
     source: SlotDataset,
     encoders: Encoders,
@@ -178,7 +178,7 @@ def kept_as(value: Tensor, dtype: torch.dtype | None) -> Tensor:
     return (value if dtype is None or not value.is_floating_point() else value.to(dtype)).cpu()
 
 
-def _captions(plan: Plan, places: np.ndarray, source: SlotDataset) -> Iterator[str]:
+def _captions(plan: EncodePlan, places: np.ndarray, source: SlotDataset) -> Iterator[str]:
     for place in places.tolist():
         entry, number = plan.entry_of_text(place)
         one = slice(entry, entry + 1)
@@ -228,7 +228,11 @@ def file_digest(locations: Sequence[str]) -> int:
 
 
 def look_for_room(
-    folder: Path, plan: Plan, shards: Mapping[str, np.ndarray], latent_bytes: Callable[[int], int], text_bytes: int
+    folder: Path,
+    plan: EncodePlan,
+    shards: Mapping[str, np.ndarray],
+    latent_bytes: Callable[[int], int],
+    text_bytes: int,
 ) -> None:
     """Says on stderr that what is missing of a store, by all parts, does not fit on its disk.
 

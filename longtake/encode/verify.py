@@ -17,7 +17,7 @@ from longtake.data.latents.shard import DamagedShard, LatentShards
 from longtake.data.tables.mix import MixedTable
 from longtake.data.tables.table import ClipTable
 from longtake.encode.changed import FilesThen, compare_files
-from longtake.encode.plan import Plan
+from longtake.encode.plan import EncodePlan
 
 
 @dataclass
@@ -116,7 +116,7 @@ def _shard_faults(store_shards: LatentShards, kind: str, number: int, piece: pa.
 def _look_at_files(folder: Path, facts: Mapping[str, Any], index: Mapping[str, pa.Table], found: VerifyResult) -> None:
     """Looks at everything but the shards, given what their pieces say, and whether all of it is there."""
     reads: dict[str, Callable[[], object]] = {
-        store.PLAN_FILE: lambda: Plan.read(folder / store.PLAN_FILE, facts),
+        store.PLAN_FILE: lambda: EncodePlan.read(folder / store.PLAN_FILE, facts),
         store.EMPTY_FILE: lambda: store.read_empty(folder, facts),
     }
     whole = whole_files(folder)

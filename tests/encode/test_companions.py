@@ -23,7 +23,7 @@ from longtake.data.rules import Companion
 from longtake.data.tables.mix import open_clips
 from longtake.encode.auto import store_size
 from longtake.encode.changed import FilesThen, compare_files
-from longtake.encode.plan import Plan
+from longtake.encode.plan import EncodePlan
 from longtake.encode.verify import verify_store
 from longtake.families import registry
 from longtake.families.opensora_v2 import OPENSORA_V2
@@ -76,7 +76,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def slot_of_all(run: object, store: LatentStore, folder: Path) -> Slot:
     """All six clips side by side in view 0."""
-    plan = Plan.read(folder / "plan.arrow", store.facts)
+    plan = EncodePlan.read(folder / "plan.arrow", store.facts)
     entries = np.flatnonzero(plan.view == 0)
     assert len(entries) == COUNT
     (slot,) = plan.slots(run.bucket_rule, 0, COUNT, COUNT)

@@ -9,7 +9,7 @@ from longtake.buckets.assignment import BucketRule
 from longtake.buckets.inputs import OrderInputs
 from longtake.buckets.order import plan_pass
 from longtake.contracts import Slot
-from longtake.encode.plan import Plan, make_plan
+from longtake.encode.plan import EncodePlan, make_plan
 
 RULE = BucketRule.from_config({"256px": {1: (1.0, 4), 17: ((0.7, 0.2), 3), 5: (0.6, 2)}}, 16)
 
@@ -42,7 +42,7 @@ def samples_of_pass(given: OrderInputs, pass_index: int) -> set[tuple[int, str]]
     return {(int(i), slot.bucket.name) for slot in slots for i, w in zip(slot.samples, slot.weights, strict=True) if w}
 
 
-def samples_of_view(plan: Plan, view: int) -> list[tuple[int, str]]:
+def samples_of_view(plan: EncodePlan, view: int) -> list[tuple[int, str]]:
     of = plan.view == view
     names = [RULE.buckets[bucket].name for bucket in plan.bucket[of]]
     return list(zip(plan.sample[of].tolist(), names, strict=True))
@@ -87,7 +87,7 @@ def test_captions_are_listed_once_by_their_first_entry(tmp_path) -> None:
     assert plan.first_of_texts[0] == 0
     assert plan.text_shards(3).tolist() == [[0, 3], [3, 6], [6, 7]]
     plan.write(tmp_path / "plan.arrow")
-    again = Plan.read(tmp_path / "plan.arrow", {})
+    again = EncodePlan.read(tmp_path / "plan.arrow", {})
     assert all(
         (getattr(again, name) == getattr(plan, name)).all() for name in ("view", "bucket", "row", "sample", "text")
     )

@@ -18,7 +18,7 @@ from longtake.data.loading.dataset import SlotDataset
 from longtake.data.rules import MASK
 from longtake.data.tables.mix import open_clips
 from longtake.encode.auto import store_size
-from longtake.encode.plan import Plan
+from longtake.encode.plan import EncodePlan
 from longtake.families import registry
 from longtake.families.opensora_v2 import OPENSORA_V2
 from longtake.families.record import Text
@@ -70,7 +70,7 @@ def test_a_batch_from_the_store_has_the_captions_of_segments_and_masks_bit_for_b
     settings = {"seed": run.seed, "stage": 0, "latent": store.encoders.latent, "draws": DRAWS}
     settings |= {"rules": run.sample_rules, "law": run.bucket_rule}
     online, stored = SlotDataset(table, run.dataset, **settings), StoredDataset(store, table, run.dataset, **settings)
-    plan = Plan.read(tmp_path / "store" / "plan.arrow", store.facts)
+    plan = EncodePlan.read(tmp_path / "store" / "plan.arrow", store.facts)
     seen = set()
     for entry in range(0, len(plan), 3):
         (slot,) = plan.slots(run.bucket_rule, entry, entry + 1)
@@ -95,7 +95,7 @@ def test_a_clip_with_a_caption_too_many_is_left_out_with_the_reason_online_and_s
     make_store(config, tmp_path / "store")
     run = read_run(str(config), ["--dataset.views", "2", "--dataset.latents", str(tmp_path / "store")]).value
     store, table = LatentStore.open(tmp_path / "store"), open_clips(run.dataset)
-    plan = Plan.read(tmp_path / "store" / "plan.arrow", store.facts)
+    plan = EncodePlan.read(tmp_path / "store" / "plan.arrow", store.facts)
     entry = int(np.flatnonzero(plan.row == WRONG)[0])
     (slot,) = plan.slots(run.bucket_rule, entry, entry + 1)
     settings = {"seed": run.seed, "stage": 0, "latent": store.encoders.latent, "rules": run.sample_rules}
@@ -116,7 +116,7 @@ def test_parts_make_the_same_bytes_and_a_sample_is_there_once_all_its_captions_a
     make_store(config, tmp_path / "parts", part=(1, 2), **options)
     half = LatentStore.open(tmp_path / "parts")
     texts = set(half._index["texts"]["text"].tolist())
-    plan = Plan.read(tmp_path / "parts" / "plan.arrow", half.facts)
+    plan = EncodePlan.read(tmp_path / "parts" / "plan.arrow", half.facts)
     parts = dict(zip(plan.text.tolist(), plan.parts.to_pylist(), strict=True))
     samples, mine = half.column("sample"), half.column("view") == 0
     expected = [set(parts[int(text)]) <= texts for text in half.column("text")[mine]]
