@@ -21,8 +21,43 @@ EXIT_INTERRUPTED = 130  # stopped by Ctrl-C, SIGTERM or SIGUSR1; a training run 
 class UserError(ValueError):
     """A mistake the user can mend. Its text is one sentence: place, value found, what would be right.
 
-    The command line prints the sentence and exits with a non-zero status; nothing else is shown.
+    The command line prints the sentence and exits with a non-zero status; nothing else is shown. It is
+    `longtake.Error`: `place`, `found`, `expected` and `fix` are the parts of the sentence, `place = found: expected;
+    fix`; a part that the sentence lacks is empty.
+
+        try:
+            longtake.Run.preset("demo").set({"lr": "fast"}).config
+        except longtake.Error as error:
+            print(error.place, error.expected)
     """
+
+    @property
+    def place(self) -> str:
+        """The key, file or flag that is wrong."""
+        return self._head.partition(" = ")[0]
+
+    @property
+    def found(self) -> str:
+        """The value found there."""
+        return self._head.partition(" = ")[2]
+
+    @property
+    def expected(self) -> str:
+        """The rule that the value breaks."""
+        return self._rest.partition("; ")[0]
+
+    @property
+    def fix(self) -> str:
+        """What to write instead."""
+        return self._rest.partition("; ")[2]
+
+    @property
+    def _head(self) -> str:
+        return str(self).partition(": ")[0]
+
+    @property
+    def _rest(self) -> str:
+        return str(self).partition(": ")[2]
 
 
 class WeightsMisfit(UserError):

@@ -26,6 +26,7 @@ LEVELS = (  # from the ground up; a package imports from lower levels only
     ("train",),
     ("watch",),
     ("demo", "dialects", "cluster", "ui", "doctor", "verification"),
+    ("api",),
     ("cli", "scripts"),
     ("__main__",),
 )

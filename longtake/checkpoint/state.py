@@ -55,6 +55,14 @@ class Frozen:
 
 
 @dataclass(frozen=True)
+class CustomObjective:
+    """An objective of the user's, in place of the config's."""
+
+    name: str  # qualified, `package.module.Class`
+    source_sha256: str  # of the class's source text
+
+
+@dataclass(frozen=True)
 class SlotSizes:
     """Micro-batches of a slot by resolution and number of frames, and what they follow from."""
 
@@ -81,6 +89,7 @@ class RunState:
     samples: Samples = Samples()
     versions: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # made by free memory or by FLOPs
+    objective: CustomObjective | None = None  # None: the config's
 
     def frozen_of(self, prefix: str) -> Frozen | None:
         """The tensors that do not train of the first denoiser (""), or of the second (`folder.LOW_NOISE`)."""

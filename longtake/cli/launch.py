@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from longtake.api.source import found_run
 from longtake.cli.console import complain
-from longtake.cli.options import finite, found_run
+from longtake.cli.options import finite
 from longtake.contracts import UserError
 from longtake.presets import find_preset
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from longtake.api.plans import default_gpus, gpus_of_folder
 from longtake.cli.console import print_table
 from longtake.cli.options import Run, finite, run_and_overrides
 from longtake.contracts import UserError
 from longtake.durable import write_whole
 from longtake.plan.machine import Machine
-from longtake.presets import preset_gpus
 
 if TYPE_CHECKING:
     from longtake.plan.logged import Logged
@@ -119,7 +119,7 @@ def plan(
     from longtake.train.run_file import read_run, words_of_stages
 
     source, overrides = run_and_overrides(context, run, "plan")
-    own_gpus, own_gpu = preset_gpus(source) or _gpus_of(source) or (8, "h200")
+    own_gpus, own_gpu = default_gpus(source)
     gpus, gpu = gpus or own_gpus, gpu or (device_here() if measure else own_gpu)
     machine = Machine(
         _device(gpu, measure, memory_gib, peak_tflops),
@@ -200,22 +200,6 @@ def _show_stages(source: str, chosen: Sequence[list[str]], gpus: int, machine: M
         refuse_misfits(found)
 
 
-def _gpus_of(source: str) -> tuple[int, str] | None:
-    """How many GPUs, and of which kind, the run in this folder had; None where that is not known."""
-    from longtake.plan.machine import CPU
-    from longtake.train.health.launches import read_launches
-
-    launches = read_launches(Path(source)) if Path(source).is_dir() else []
-    if not launches:
-        return None
-    device = launches[-1].device
-    if device == CPU:
-        from longtake.plan.rates import measured_rates
-
-        return (launches[-1].processes, device) if measured_rates(device) else None
-    return launches[-1].processes, device
-
-
 def _as_it_took(source: str, plan: RunPlan, probed: Sequence[Probed]) -> tuple[RunPlan, Logged | None]:
     """The plan with its steps as measured, by a probe or by the log in this folder, and how far off it was."""
     from longtake.plan.logged import as_logged, compare_with_probe
@@ -235,7 +219,7 @@ def _logged(source: str, plan: RunPlan) -> Logged | None:
     from longtake.track.trackers import METRICS_FILE, read_lines
     from longtake.train.health.launches import read_launches
 
-    own, metrics = _gpus_of(source), Path(source) / METRICS_FILE
+    own, metrics = gpus_of_folder(source), Path(source) / METRICS_FILE
     if own is None or not metrics.exists() or own[0] != plan.layout.gpus:
         return None
     if plan.machine.gpu.name not in (own[1], *(one.name for one in GPUS if re.search(one.pattern, own[1]))):

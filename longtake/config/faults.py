@@ -39,6 +39,26 @@ class ConfigError(UserError):
             self.faults.append(Fault("", "", "more faults were found, which are not shown; mend these first"))
         super().__init__("\n".join(str(fault) for fault in self.faults))
 
+    @property
+    def place(self) -> str:
+        """The key of the first error, else its file or flag."""
+        return self.faults[0].key or self.faults[0].place
+
+    @property
+    def found(self) -> str:
+        """The value of the first error."""
+        return self.faults[0].value
+
+    @property
+    def expected(self) -> str:
+        """The rule that the first error breaks."""
+        return self.faults[0].rule
+
+    @property
+    def fix(self) -> str:
+        """What to write instead of the first error."""
+        return self.faults[0].fix
+
 
 def shown(value: object) -> str:
     """A value as a fault shows it: Python notation, text in double quotes, cut at 80 characters."""

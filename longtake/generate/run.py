@@ -44,6 +44,8 @@ from longtake.system.encoders import CaptionEncoders, encoders_on_host
 Say = Callable[[str], None]
 # progress(videos done, total): the first is fractional in the middle of a batch
 OnProgress = Callable[[float, int], None]
+# take(paths of a batch's files, its pixels float32 [B, 3, T, H, W] in [-1, 1]), on the rank that wrote them
+TakeFrames = Callable[[Sequence[Path], Tensor], None]
 
 
 class NotFiniteVideo(UserError):
@@ -94,7 +96,11 @@ def _load(system: System, source: GenerationSource, world: World, say: Say) -> N
 
 
 def generate_from(
-    source: GenerationSource, world: World, say: Say = print, progress: OnProgress | None = None
+    source: GenerationSource,
+    world: World,
+    say: Say = print,
+    progress: OnProgress | None = None,
+    take: TakeFrames | None = None,
 ) -> list[Video]:
     """A whole generation, see `generate`; with `use_t2i2v` images first, by a model that is freed before the video
     model is built. Collective."""
@@ -106,7 +112,7 @@ def generate_from(
     if config.use_t2i2v:
         videos, kept = make_stills(videos, config, world, say, progress)
     system = open_system(source, world, say, kept, share_out(config, videos, world, say))
-    return generate(system, config, world, say, progress, videos)
+    return generate(system, config, world, say, progress, videos, take)
 
 
 def generate(
@@ -116,6 +122,7 @@ def generate(
     say: Say = print,
     progress: OnProgress | None = None,
     videos: Sequence[Video] | None = None,
+    take: TakeFrames | None = None,
 ) -> list[Video]:
     """Makes and writes every video that the config asks for. Collective: each rank makes its share.
 
@@ -130,7 +137,7 @@ def generate(
     if world.is_main:
         for line in lost_words(config, system.own_encoders.counts, _prompts_as_read(videos, config)):
             say(line)
-    videos = make_all(system, videos, config, world, progress, degrees_of(config, system.mesh))
+    videos = make_all(system, videos, config, world, progress, degrees_of(config, system.mesh), take)
     what = "video" if config.sampling_option.num_frames > 1 else "image"
     summary = f"{len(videos)} {what if len(videos) == 1 else f'{what}s'} in {kind_folder(config)}"
     odd = sum(bool(v.prompt.refs) and not v.refs if config.knows_nothing else not v.refs for v in videos)
@@ -185,12 +192,14 @@ def make_all(
     world: World,
     progress: OnProgress | None = None,
     degrees: Sequence[int] | None = None,
+    take: TakeFrames | None = None,
 ) -> list[Video]:
     """Samples and writes videos, in batches over the ranks; all are written when it returns, with their final paths,
     which differ where another generation took a name meanwhile. Collective.
 
     Videos with and without references, of other chains, and of other options have rounds of their own. degrees: how
-    many sequence peers may make a video together, ascending; None: as many as the mesh has. Raises `NotFiniteVideo` on
+    many sequence peers may make a video together, ascending; None: as many as the mesh has. take: gets the frames of
+    each batch, which are then in memory whole. Raises `NotFiniteVideo` on
     every rank when the others are written.
     """
     mesh, written, done = system.mesh, dict[Path, Path](), 0
@@ -217,8 +226,12 @@ def make_all(
             with adapter_strength([expert.denoiser for expert in system.experts], first_prompt):
                 chunks = stream_batch(system, batch, own, on_step)
                 if number < len(numbers) and place == 0:  # peers make the same videos
+                    seen: list[Tensor] = []
                     try:
-                        written |= zip((video.path for video in batch), _write(batch, chunks, own), strict=True)
+                        paths = _write(batch, chunks if take is None else _collected(chunks, seen), own)
+                        written |= zip((video.path for video in batch), paths, strict=True)
+                        if take is not None:
+                            take(paths, torch.cat(seen, dim=2))
                     except NotFiniteVideo as fault:  # raised when no rank waits for this one
                         faults.append(str(fault))
                 for _ in chunks:  # all of them are made on every rank
@@ -253,6 +266,13 @@ def stream_batch(
 def read_video(path: Path) -> np.ndarray:
     """The frames of a written video or still: uint8 `[T, H, W, 3]`."""
     return read_image(path) if path.suffix == ".png" else read_frames(path)
+
+
+def _collected(chunks: Iterator[Tensor], into: list[Tensor]) -> Iterator[Tensor]:
+    """The same chunks, which are also added to a list."""
+    for chunk in chunks:
+        into.append(chunk)
+        yield chunk
 
 
 def _write(videos: Sequence[Video], chunks: Iterator[Tensor], config: GenerateConfig) -> list[Path]:

@@ -88,7 +88,8 @@ def resolve_source(run: str, overrides: Sequence[str], dialect: Dialect | None =
     size = trained_size(of_run)
     place = f"{'sizes' if of_run.get('sizes') else 'bucket_config'} of {checkpoint.parent}"
     tree = {**system_part(of_run), "sampling_option": {**said_sampling(of_run), **size}}
-    source = RunState.read(checkpoint).frozen_source  # of what the run did not train
+    state = RunState.read(checkpoint)
+    source = state.frozen_source  # of what the run did not train
     tree["model"] = {**tree.get("model", {}), "from_pretrained": source}
     resolved = _resolve(tree, words, dialect, [(place, {"sampling_option": size})])  # so that its origin is known
     as_trained = resolved.value.model.from_pretrained == source
@@ -96,6 +97,8 @@ def resolve_source(run: str, overrides: Sequence[str], dialect: Dialect | None =
         refuse_idle_strength(resolved)
     own = as_trained and (not words.tiny or is_tiny(tree))
     notes = _size_notes(resolved, place)
+    if state.objective is not None:
+        notes += (f"objective: trained with {state.objective.name}; sampled by the config's own",)
     if not words.tiny:
         notes += _untrained_notes(resolved.value, of_run)
     return GenerationSource(resolved.value, checkpoint if own else None, notes)

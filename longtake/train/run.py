@@ -6,8 +6,8 @@ import json
 import platform
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,8 +23,10 @@ from longtake.checkpoint.save import size_of
 from longtake.checkpoint.state import Clock, Frozen, RunState
 from longtake.config.dump import dump_config
 from longtake.config.load import Dialect
+from longtake.contracts import UserError
 from longtake.data.loading.controls import control_lines
 from longtake.data.tables.table import caption_lines
+from longtake.diffusion.objective import Objective
 from longtake.durable import write_whole
 from longtake.encode.auto import store_folder
 from longtake.encode.autoencoder import fit_autoencoder
@@ -47,6 +49,7 @@ from longtake.train.choices import (
     settle_blocks,
 )
 from longtake.train.config import RunConfig
+from longtake.train.custom_objective import check_resumed, describe_objective
 from longtake.train.experts import ExpertDraw
 from longtake.train.folder import (
     RunFolder,
@@ -98,32 +101,63 @@ class Outcome:
 
 
 def train_run(
-    run: str, overrides: Sequence[str] = (), console: Console | None = None, dialect: Dialect | None = None
+    run: str,
+    overrides: Sequence[str] = (),
+    console: Console | None = None,
+    dialect: Dialect | None = None,
+    objective: type[Objective] | None = None,
 ) -> Outcome:
-    """`longtake train`: reads RUN (a config file or the folder of an earlier run), joins the processes, trains."""
+    """`longtake train`: reads RUN (a config file or the folder of an earlier run), joins the processes, trains.
+
+    `objective`: in place of the config's.
+    """
     resolved = read_run(run, overrides, dialect=dialect)
     config = resolved.value
     record_collectives()
     limit = collective_timeout(config.first_step_timeout, config.watchdog_seconds)
     with ended_by_signals(), start_world(config.device, limit) as world:
-        return train(config, world, source=run, console=console)
+        return train(config, world, source=run, console=console, objective=objective)
 
 
-def train(config: RunConfig, world: World, source: str, console: Console | None = None) -> Outcome:
-    """Trains one run on the processes of `world`; `source` names its config file or the folder it continues."""
+def train(
+    config: RunConfig,
+    world: World,
+    source: str,
+    console: Console | None = None,
+    objective: type[Objective] | None = None,
+) -> Outcome:
+    """Trains one run on the processes of `world`; `source` names its config file or the folder it continues.
+
+    `objective`: in place of the config's. An exception that is not a `UserError` passes with a note that names the last
+    checkpoint.
+    """
     if (elsewhere := left_elsewhere(config)) is not None:
         weights = {"from_pretrained": str(elsewhere.weights)}
         config = config.model_copy(update={"model": config.model.model_copy(update=weights)})
     console = console or make_console()
-    launch = RunLaunch(config, world, source, console)
+    launch = RunLaunch(config, world, source, console, objective)
     with ExitStack() as parts:
         prepared = launch.prepare(parts)
         if isinstance(prepared, Outcome):
             return prepared
         step, reports = prepared.start.state.clock.global_step, prepared.health.watchdog.folder
-        with noted_launch(prepared.place.path, world, _device_name(world), step, reports):
+        launched = noted_launch(prepared.place.path, world, _device_name(world), step, reports)
+        with last_checkpoint_noted(prepared.saver), launched:
             trainer = launch.run(prepared)
     return launch.finish(prepared, trainer)
+
+
+@contextmanager
+def last_checkpoint_noted(saver: Saver) -> Iterator[None]:
+    """Add a note with the last checkpoint to exceptions of the body; those for the user, `UserError`, stay as is."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        last = "none was written yet" if saver.last is None else str(saver.last)
+        error.add_note(f"last checkpoint of the run: {last}")
+        raise
 
 
 @dataclass(frozen=True)
@@ -152,6 +186,7 @@ class RunLaunch:
     world: World
     source: str  # its config file or the folder it continues
     console: Console
+    objective: type[Objective] | None = None  # in place of the config's
     began: float = field(default_factory=time.time)
 
     def say(self, line: str) -> None:
@@ -164,6 +199,7 @@ class RunLaunch:
         A mistake that is found here leaves the run's folder as it was. `parts` closes what is open.
         """
         config, world, launched = self.config, self.world, self.began
+        objective = world.on_all(lambda: describe_objective(self.objective))
         first_step = FirstStepTimer(config.first_step_timeout)
         parts.callback(first_step.done)
         mesh = Mesh.create(config.parallel, world)
@@ -175,6 +211,8 @@ class RunLaunch:
                 place = parts.enter_context(open_folder(config, world, self.source))
                 until_the_first_step.enter_context(given_up_on_error(place, world))
             place = until_the_first_step.enter_context(starting_point(place, config, world))
+            if place.checkpoint is not None and place.continues:
+                world.on_main(lambda: check_resumed(place.checkpoint, objective))
             self.config = config = self.settled(place, first_step)
             mesh = replace(mesh, config=config.parallel)
             choices = self.choices(place)
@@ -193,7 +231,7 @@ class RunLaunch:
             begun, stream = self.open_stream(system, data, start, place)
             parts.callback(stream.loader.close)
             order = stream.plan(start.state.clock.pass_index, start.state.data)
-            begun = replace(begun, choices=choices.made)
+            begun = replace(begun, choices=choices.made, objective=objective)
             world.on_main(lambda: save_config(place.path, config))
             for expert in system.experts:
                 if frozen := expert.frozen():
@@ -243,6 +281,9 @@ class RunLaunch:
         latents, own = data.latents, place.checkpoint is not None and place.elsewhere is None
         facts_of_encoders = None if latents is None else latents.facts
         system = build_system(config, mesh, self.world, facts_of_encoders, restored=own, levels=levels)
+        if self.objective is not None:
+            built = self.objective(config.objective, config.model.patch[1], config.quirks)
+            system = replace(system, objective=built)
         if config.low_noise is not None:
             system = with_low_noise(system, self.world, restored=own, trained=True)
         if latents is not None and system.encoders is not None:
