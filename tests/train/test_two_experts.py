@@ -15,6 +15,7 @@ from longtake.checkpoint.state import RunState
 from longtake.config.faults import ConfigError
 from longtake.data.clips.video import read_frames
 from longtake.evaluate.config import LOSSES_FILE
+from longtake.system.build import System
 from longtake.train.experts import ExpertDraw
 from longtake.train.run_file import read_run
 from tests.cli.conftest import longtake
@@ -26,6 +27,7 @@ __all__ = ["clips", "longtake"]
 
 BOUNDARY = 0.7
 PAIR = {"low_noise": {"boundary": BOUNDARY, "share": 0.5}, "max_steps": 6, "ema_decay": 0.9}
+HELD_OUT = {"heldout": 0.3, "levels": (0.2, 0.9)}
 
 
 def experts(folder: Path) -> list[str]:
@@ -173,12 +175,29 @@ def test_an_export_of_a_second_denoiser_needs_one(longtake: Any, clips: Path, tm
     assert "trained one denoiser" in err
 
 
-def test_the_loss_of_held_out_clips_names_the_denoiser_of_each_level(clips: Path, tmp_path: Path) -> None:
-    held_out = {"heldout": 0.3, "levels": (0.2, 0.9)}
-    run = write_run(tmp_path, clips, **PAIR, validation=held_out, validate_every=3)
-    outcome, _ = train_here(run)
+@pytest.mark.parametrize("offload", [False, True])
+def test_validations_use_the_denoiser_of_each_level_and_leave_the_run_as_it_is(
+    clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offload: bool
+) -> None:
+    plain, _ = train_here(write_run(tmp_path / "plain", clips, **PAIR, validation=HELD_OUT, validate_every=6))
+    used: list[bool] = []
+    at = System.at
+
+    def noted(system: System, t: Tensor) -> System:
+        expert = at(system, t)
+        used.append(expert is system)
+        return expert
+
+    monkeypatch.setattr(System, "at", noted)
+    sampled = {"resolution": "32px", "aspect_ratio": "1:1", "num_frames": 8, "num_steps": 4}
+    section = HELD_OUT | {"prompts": ["a red circle"], "sampling_option": sampled, "offload": offload}
+    outcome, _ = train_here(write_run(tmp_path / "watched", clips, **PAIR, validation=section, validate_every=3))
+    assert exact(outcome.folder) == exact(plain.folder)
+    assert_equal(tensors(outcome.checkpoint), tensors(plain.checkpoint))
+    assert set(used) == {True, False}
+    assert len(list((outcome.folder / "validation").rglob("*.mp4"))) == 3
     lines = [json.loads(line) for line in (outcome.folder / LOSSES_FILE).read_text().splitlines()]
-    assert lines
+    assert len(lines) == 3
     assert all(line["experts"] == {"0.2": "low_noise", "0.9": "high_noise"} for line in lines)
 
 
