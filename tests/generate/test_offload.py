@@ -17,7 +17,7 @@ from longtake.generate.source import GenerationSource, resolve_source
 from longtake.parallel.offloaded_weights import OffloadedWeights
 from longtake.parallel.shard import local_tensor
 from longtake.parallel.world import World, start_world
-from longtake.system.build import System
+from longtake.system.build import System, with_low_noise
 from longtake.system.encoders import encoders_on_host
 from tests.encoders.conftest import described, weights
 from tests.generate.on_peers import make, tiny_system, tiny_tree
@@ -79,6 +79,20 @@ def test_an_offloaded_generation_makes_the_same_video(described: dict[str, Any],
         assert system.config.t5.placement == ("offloaded" if offload else "resident")
         made.append(make(system, "wide"))
     assert torch.equal(*made)
+
+
+def test_a_second_denoiser_of_any_family_works_below_its_boundary(described: dict[str, Any], world: World) -> None:
+    plain = tiny_system(described, world)
+    wanted = make(plain, "still")
+    config = GenerateConfig.model_validate({**tiny_tree(described), "low_noise": {"boundary": 0.5}})
+    system = with_low_noise(replace(plain, config=config), world)
+    used = {True: 0, False: 0}
+    for expert in system.experts:
+        is_first = expert is system
+        expert.denoiser.load_state_dict(plain.denoiser.state_dict())
+        expert.denoiser.register_forward_pre_hook(lambda *_, key=is_first: used.update({key: used[key] + 1}))
+    assert torch.equal(make(system, "still"), wanted)
+    assert min(used.values()) > 0
 
 
 @pytest.mark.gpu

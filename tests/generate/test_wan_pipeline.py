@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from longtake.contracts import UserError
+from longtake.families.wan_folders import root
 from longtake.generate.checks import check_request
 from longtake.generate.config import GenerateConfig
 from longtake.generate.run import open_system
@@ -237,6 +238,24 @@ def test_only_the_denoiser_that_works_is_on_the_device(pair: Path, world: World)
     assert torch.equal(latents_of(system), wanted)
     assert seen == [(True, False)] * 3 + [(False, True)] * 3
     assert on_device() == [False, False]
+
+
+def test_the_boundary_is_that_of_the_folder_or_of_the_kind_of_model(tmp_path: Path) -> None:
+    config = {"_class_name": "WanModel", "model_type": "i2v", "in_dim": 36, "out_dim": 16, "num_layers": 1}
+    for name in ("high_noise_model", "low_noise_model"):
+        (tmp_path / "i2v" / name).mkdir(parents=True)
+        (tmp_path / "i2v" / name / "config.json").write_text(json.dumps(config))
+    assert root(str(tmp_path / "i2v"))["low_noise"]["boundary"] == 0.9
+    published = {"_class_name": "WanTransformer3DModel", "in_channels": 16, "out_channels": 16}
+    for name in ("transformer", "transformer_2"):
+        (tmp_path / "t2v" / name).mkdir(parents=True)
+        (tmp_path / "t2v" / name / "config.json").write_text(json.dumps(published))
+    index = {"transformer_2": ["diffusers", "WanTransformer3DModel"], "boundary_ratio": 0.7}
+    (tmp_path / "t2v" / "model_index.json").write_text(json.dumps(index))
+    assert root(str(tmp_path / "t2v"))["low_noise"] == {
+        "from_pretrained": str(tmp_path / "t2v" / "transformer_2"),
+        "boundary": 0.7,
+    }
 
 
 @pytest.mark.parametrize("boundary", [0.0, 1.0, 875])

@@ -168,6 +168,18 @@ def test_a_run_of_both_starts_from_both_of_another(
     assert not any(torch.equal(high[name], low[name]) for name in high if name.endswith(("o.weight", "lora_b")))
 
 
+def test_a_run_of_one_denoiser_is_sampled_with_a_second_from_a_file(longtake: Any, clips: Path, tmp_path: Path) -> None:
+    base = write_base(longtake, clips, tmp_path)
+    words = ["--prompt", "a red circle", "--num-steps", "4", "--num-frames", "8", "--resolution", "32px"]
+    words += ["--aspect-ratio", "1:1", "--ema", "False"]
+    run, videos = tmp_path / "base" / "outputs" / "tiny", []
+    for name, more in (("one", ()), ("two", ("--low-noise.from-pretrained", base, "--low-noise.boundary", "0.6"))):
+        code, _, err = longtake("generate", run, *words, *more, "--save-dir", tmp_path / name)
+        assert code == 0, err
+        videos.append(next((tmp_path / name).rglob("*.mp4")).read_bytes())
+    assert videos[0] == videos[1]
+
+
 def test_an_export_of_a_second_denoiser_needs_one(longtake: Any, clips: Path, tmp_path: Path) -> None:
     outcome, _ = train_here(write_run(tmp_path, clips, max_steps=1))
     code, _, err = longtake("checkpoint", "export", outcome.folder, tmp_path / "low.safetensors", "--low-noise")
@@ -206,6 +218,7 @@ def test_validations_use_the_denoiser_of_each_level_and_leave_the_run_as_it_is(
     [
         ({"objective": {"time_range": (0.8, 1.0)}}, "has no times on one side of it"),
         ({"low_noise": {"boundary": 1.0}}, "expected a number between 0 and 1"),
+        ({"low_noise": {"share": 1.5}}, "low_noise.share = 1.5"),
         ({"lora": {"rank": 2}, "lora_files": {"comfy": "a-{step}.safetensors"}}, "are for one denoiser"),
     ],
 )
