@@ -108,10 +108,13 @@ def test_one_expert_twice_has_the_losses_of_one_model_on_each_side(longtake: Any
 
 
 @pytest.mark.slow
-def test_two_ranks_train_the_same_experts_to_the_same_losses(clips: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", [(), ("--parallel.sequence", "2"), ("--parallel.tensor", "2")], ids=str)
+def test_two_ranks_train_the_same_experts_to_the_same_losses(
+    clips: Path, tmp_path: Path, layout: tuple[str, ...]
+) -> None:
     run = write_run(tmp_path, clips, **PAIR | {"eps": 1e-4})
     one, _ = train_here(run, "--exp_name", "one")
-    process = start("train", run, "--exp_name", "two", processes=2)
+    process = start("train", run, "--exp_name", "two", *layout, processes=2)
     assert process.wait(150) == 0
     two = one.folder.parent / "two"
     assert experts(two) == experts(one.folder)
