@@ -79,6 +79,8 @@ def check_parts(config: SystemConfig, device: torch.device, report: Callable[[st
     checks: dict[str, tuple[str | None, Callable[[], Found]]] = {
         "denoiser": (config.model.from_pretrained, partial(_check_denoiser, config, device))
     }
+    if config.low_noise is not None and (weights := config.low_noise.from_pretrained) is not None:
+        checks["low_noise"] = weights, partial(_check_denoiser, config.of_low_noise(), device)
     for key in encoder_sections(config):
         named = getattr(getattr(config, key), "from_pretrained", None)
         if named is not None:

@@ -25,7 +25,7 @@ _PATH = re.compile(r"(?<![\w.:/])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\'\",:;()]+[/\\])
 class PartResult:
     """The denoiser, the autoencoder or a text encoder beside the library's."""
 
-    name: str  # "denoiser", or the encoder's section
+    name: str  # "denoiser", "low_noise" for the second one, or the encoder's section
     weights: str  # on the hub, or "local file" or "local folder"
     sha256: str | None = None  # of the contents of its files, in the order of their names
     parameters: int = 0

@@ -109,6 +109,17 @@ def test_wan_published_folder_passes_and_its_denoiser_is_its_own_file(tmp_path: 
     assert record["parts"][0]["sha256"] == hashlib.sha256(contents).hexdigest()
 
 
+def test_second_denoiser_is_a_part(tmp_path: Path, verify: Verify) -> None:
+    sections = RELEASES["wan"](tmp_path)
+    second = shutil.copytree(tmp_path / "Wan2.1", tmp_path / "low")
+    tensors = load_file(second / "diffusion_pytorch_model.safetensors")
+    tensors["head.head.bias"][0] = math.nan
+    save_file(tensors, second / "diffusion_pytorch_model.safetensors")
+    run = write_run(tmp_path, sections | {"low_noise": {"from_pretrained": str(second)}})
+    code, record = verify(run, "--steps", "0")
+    assert (code, failed(record)) == (1, {"low_noise"})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", RELEASES)
 def test_every_family_passes_with_fifty_steps(family: str, tmp_path: Path, verify: Verify) -> None:
