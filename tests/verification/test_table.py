@@ -1,4 +1,4 @@
-"""The table of verified presets in docs/verify.md is what the records say."""
+"""The table of verified presets in docs/verify.md is what the records say, and every family can be verified."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from longtake.contracts import UserError
+from longtake.families import registry
 from longtake.verification.report import PartResult, TrainingResult, Verification, read_verified, verified_table
+from tests.pretended.steps import MODES, RELEASED
+from tests.verification.releases import RELEASES
 from tools.verified_table import BEGIN, PAGE, RECORDS, with_table
 
 RECORD = Verification(
@@ -60,3 +63,10 @@ def test_file_that_is_no_record_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UserError, match=r"x\.json"):
         read_verified(tmp_path)
+
+
+def test_every_family_has_a_tiny_release_and_modes_on_the_fake_device() -> None:
+    ours = {family.name for family in registry._OURS}
+    assert ours <= RELEASES.keys()
+    assert {name.partition(" ")[0] for name in MODES} == ours
+    assert {release.partition("_ti2v")[0] for release, _ in RELEASED.values()} == ours
