@@ -26,6 +26,7 @@ from longtake.parallel.shard import local_tensor
 from longtake.parallel.world import World
 from longtake.system.build import System
 from longtake.system.config import SamplingOption
+from longtake.verification.parts import check_parts
 from longtake.weights.conversion import ConvertedWeights
 from longtake.weights.files import save_weights
 from longtake.weights.model import ModelWeights
@@ -287,6 +288,13 @@ def test_a_second_denoiser_of_other_sizes_is_named_before_one_is_built(pair: Pat
         check_request(config)
     with pytest.raises(UserError, match=r"low_noise.from_pretrained = .*: no such file"):
         check_request(config_of_two(pair / "transformer", tmp_path / "none.safetensors", pair))
+
+
+def test_both_denoisers_are_verified_against_the_library(pair: Path) -> None:
+    found = {part.name: part for part in check_parts(config_of(pair), torch.device("cpu"), lambda name: None)}
+    assert set(found) == {"denoiser", "low_noise", "ae", "t5"}
+    assert all(part.problem is None for part in found.values())
+    assert found["denoiser"].sha256 != found["low_noise"].sha256
 
 
 def test_a_scale_for_a_second_denoiser_needs_one(pair: Path) -> None:
