@@ -20,7 +20,7 @@ from longtake.diffusion.dropout import drop_text
 from longtake.doctor.measures import Line, errors, quantile
 from longtake.parallel.mesh import Mesh
 from longtake.parallel.world import World
-from longtake.system.build import System, build_system
+from longtake.system.build import System, build_system, with_low_noise
 from longtake.system.examples import CleanExample, KnownDraw, clean_example, kinds_apart
 from longtake.train.config import RunConfig
 from longtake.train.inputs import RunData, Table, open_latents, open_stream
@@ -122,7 +122,7 @@ class Case:
 
     def level(self, share: float) -> float:
         """The noise level below which a share of those in training lie, for clips of this bucket."""
-        objective = self.system.objective
+        objective = self.system.whole_objective
         drawn = torch.tensor([quantile(objective.timestep, share)])
         times = objective.times(drawn, tuple(self.latents.shape[1:]), self.batch.bucket.shape)
         return float(times) / objective.noise_time
@@ -145,8 +145,9 @@ class Case:
         clean = replace(clean, latents=latents, conditions=given if changed is None else changed(given))
         noised, conditions = clean.noised(self.system, level=level)
         times = noised.t if told is None else torch.full_like(noised.t, told)
+        denoiser = self.system.at(noised.t).denoiser
         found = [
-            self.system.denoiser(noised.x[part], times[part], conditions.map(lambda tensor, part=part: tensor[part]))
+            denoiser(noised.x[part], times[part], conditions.map(lambda tensor, part=part: tensor[part]))
             for part in self.parts()
         ]
         return Shot(torch.cat(found).float(), noised, Line.at(self.system.objective, float(noised.t[0])), latents)
@@ -167,6 +168,8 @@ def open_case(config: RunConfig, world: World, mesh: Mesh, clips: int, trained: 
     table = open_clips(config.dataset, config.sample_rules.columns)
     data = RunData(table, open_latents(config, table, world))
     system = build_system(config, mesh, world, None if data.latents is None else data.latents.facts)
+    if config.low_noise is not None:
+        system = with_low_noise(system, world, trained=True)
     with tempfile.TemporaryDirectory() as folder:
         stream = open_stream(config, system, data, RunState(Clock()), world, Path(folder), lambda line: None)
         order = stream.plan(0, None)

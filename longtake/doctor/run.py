@@ -159,7 +159,8 @@ def _of_training(
     first = case.shot(level)
     parts = inspect(checkpoint).totals
     steps = RunState.read(checkpoint).clock.global_step
-    load_weights(case.system, checkpoint, ema=False)
+    for expert in case.system.experts:
+        load_weights(expert, checkpoint, ema=False)
     case.__dict__.pop("nothing", None)  # it may be a tensor of the denoiser
     case.trained = True
     other = (case.shot(level).prediction - first.prediction).norm() / first.noised.target.float().norm()
@@ -167,6 +168,7 @@ def _of_training(
     raw = case.losses()
     found(training.against_start(losses, raw, pretrained, training.rate_key(case.config)))
     if ema and "ema" in parts:
-        load_weights(case.system, checkpoint, ema=True)
+        for expert in case.system.experts:
+            load_weights(expert, checkpoint, ema=True)
         spoiled = training.is_spoiled(losses, raw, pretrained)
         found(training.averaged(raw, case.losses(), case.config.ema_decay, steps, spoiled))
