@@ -40,9 +40,13 @@ BUCKETS = {
     "cogvideox_fun/lora_2b": ("480x720/49f",),
     "cogvideox_fun/lora_5b": ("480x720/49f",),
     "cogvideox_fun/full_5b": ("480x720/49f",),
+    "wan/lora_1_3b": ("480p/81f",),
+    "wan/lora_5b": ("480p/81f",),
+    "wan/lora_14b": ("480p/33f",),
+    "wan/full_1_3b": ("480p/81f",),
 }
 _SIZED = ("--sizes", "None", "--bucket_config", '{"480x720": {49: (1.0, 1)}}')  # of presets that draw their sizes
-TINY_BUCKETS = ("32px/1f", "32px/17f")
+TINY_BUCKETS = ("32px/1f", "32px/17f", "64px/17f")
 
 
 def main() -> None:
@@ -65,9 +69,11 @@ def measure(preset: str, arguments: argparse.Namespace, world: World) -> list[di
     gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "h200"
     plan = plan_run(config, 1, Machine(gpu_named(gpu)))
     timed = _Timed(world)
-    step = ProbeStep(plan, config, world, lambda denoiser: timed.over(WeightUpdate(denoiser, config).at_rate_zero))
     wanted = arguments.bucket or (TINY_BUCKETS if arguments.tiny else BUCKETS[preset])
-    lines = [_line(preset, plan, entry, step, timed, arguments) for entry in plan.entries if entry.name in wanted]
+    if not (entries := [entry for entry in plan.entries if entry.name in wanted]):
+        raise SystemExit(f"{preset}: expected buckets of {[entry.name for entry in plan.entries]}, got {wanted}")
+    step = ProbeStep(plan, config, world, lambda denoiser: timed.over(WeightUpdate(denoiser, config).at_rate_zero))
+    lines = [_line(preset, plan, entry, step, timed, arguments) for entry in entries]
     del step
     world.free_memory()
     return lines
