@@ -30,7 +30,7 @@ from longtake.plan.blocks import count_blocks
 from longtake.plan.layout import NUMBER_BYTES, Layout, MicroBatch, Upkeep
 from longtake.plan.machine import Machine
 from longtake.plan.measure import device_here, device_named
-from longtake.plan.parameters import compute_dtype, weights_of
+from longtake.plan.parameters import compute_dtype, count_weights, weights_of
 from longtake.plan.rates import measured_rates
 from longtake.plan.remedies import gib
 from longtake.plan.report import rates_words
@@ -96,10 +96,17 @@ def video_words(config: GenerateConfig, machine: Machine, gpus: int, prompts: Se
             f"({parts}), {gib(found.bytes)} of {machine.gpu.memory_gib:g} GiB a GPU; a video takes {found.forwards} "
             f"forwards of the denoiser{' a clip' if clips else ''}, each branch of guidance by itself"
         )
+    if config.low_noise is not None:
+        lines[-1] += f"; {gib(denoisers_bytes(config))} of host memory for the two denoisers, one of them on the GPU"
     if len(requests) > 1:
         lines.append(f"all {sum(count for _, count in requests)} videos: {duration(total)}")
     lines[-1] += "; loading weights and writing files are not in it"
     return "\n".join([*lines, rates_words(machine, config)])
+
+
+def denoisers_bytes(config: GenerateConfig) -> int:
+    """Bytes of two denoisers' weights, which are in host memory between their uses."""
+    return 2 * NUMBER_BYTES[config.dtype] * count_weights(config.model, 1).num_parameters
 
 
 def _requests(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[tuple[GenerateConfig, int]]:

@@ -15,7 +15,7 @@ from longtake.generate.source import resolve_source
 from longtake.plan.blocks import count_blocks
 from longtake.plan.layout import Layout, MicroBatch
 from longtake.plan.machine import Machine
-from longtake.plan.video import forecast_videos, video_words
+from longtake.plan.video import denoisers_bytes, forecast_videos, video_words
 from longtake.presets import find_preset
 from longtake.track.devices import gpu_named
 from tests.plan.runs import run_config
@@ -90,3 +90,13 @@ def test_rows_of_a_table_are_told_as_they_are_made() -> None:
     assert said[3].startswith("all 8 videos: ")
     twice = forecast_videos(request(num_clips=2, carries="i2v_head"), MACHINE).parts["denoising"]
     assert twice == pytest.approx(2 * forecast_videos(request(), MACHINE).parts["denoising"])
+
+
+def test_of_two_denoisers_one_is_on_the_gpu_and_both_are_in_host_memory() -> None:
+    pair = resolve_source(str(find_preset("wan/t2v_a14b", "inference")), ["--prompt", "x"]).config
+    option = pair.sampling_option.model_copy(update={"guidance_low": None})
+    one = pair.model_copy(update={"low_noise": None, "sampling_option": option})
+    assert forecast_videos(pair, MACHINE).bytes == forecast_videos(one, MACHINE).bytes
+    assert denoisers_bytes(pair) == 2 * 2 * 14_288_491_584  # of the fact sheet, in bf16
+    assert "host memory for the two denoisers" in video_words(pair, MACHINE, 1)
+    assert "host memory" not in video_words(one, MACHINE, 1)

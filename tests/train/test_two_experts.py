@@ -15,6 +15,7 @@ from longtake.checkpoint.state import RunState
 from longtake.config.faults import ConfigError
 from longtake.data.clips.video import read_frames
 from longtake.evaluate.config import LOSSES_FILE
+from longtake.families.wan_folders import root
 from longtake.system.build import System
 from longtake.train.experts import ExpertDraw
 from longtake.train.run_file import read_run
@@ -146,6 +147,12 @@ def test_adapters_of_both_are_exported_and_sampled(longtake: Any, clips: Path, t
         code, _, err = longtake("checkpoint", "export", outcome.folder, folder, "--as", "diffusers", *flag)
         assert code == 0, err
         assert json.loads((folder / "config.json").read_text())["num_layers"] == 1
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    for name, flag in (("high_noise_model", ()), ("low_noise_model", ("--low-noise",))):
+        code, _, err = longtake("checkpoint", "export", outcome.folder, whole / name, "--as", "official", *flag)
+        assert code == 0, err
+    assert root(str(whole))["low_noise"]["from_pretrained"] == str(whole / "low_noise_model")
     assert not torch.equal(*written)
     assert all(one.abs().max() > 0 for one in written)
     words = ["--prompt", "a red circle", "--num-steps", "2", "--num-frames", "8", "--resolution", "32px"]

@@ -1,5 +1,5 @@
-# Videos with both experts of Wan 2.2 T2V-A14B: five seconds at sixteen frames a second, on one GPU of 80 GB. The expert
-# that is not in use is in host memory.
+# Videos with both experts of Wan 2.2 T2V-A14B: five seconds at sixteen frames a second, on one GPU of 48 GB. Between
+# their uses the experts are in host memory, 54 GiB of it.
 #   longtake generate wan/t2v_a14b --prompt "rain on a pond"
 #   longtake generate wan/t2v_a14b --lora high.safetensors --low-noise.lora low.safetensors --prompt "rain on a pond"
 _base_ = "t2v_14b.py"
