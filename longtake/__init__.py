@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 from longtake._version import __version__
 
 if TYPE_CHECKING:
+    from longtake.api.epochs import batches as batches
+    from longtake.api.models import Model as Model
+    from longtake.api.models import load as load
     from longtake.api.plans import Plan as Plan
     from longtake.api.runs import Run as Run
     from longtake.api.tables import Table as Table
@@ -27,12 +30,15 @@ if TYPE_CHECKING:
 _PLACES = {
     "Batch": ("longtake.contracts", "Batch"),
     "Error": ("longtake.contracts", "UserError"),
+    "Model": ("longtake.api.models", "Model"),
     "Plan": ("longtake.api.plans", "Plan"),
     "Run": ("longtake.api.runs", "Run"),
     "Table": ("longtake.api.tables", "Table"),
+    "batches": ("longtake.api.epochs", "batches"),
+    "load": ("longtake.api.models", "load"),
     "probe": ("longtake.api.tables", "probe"),
 }
-__all__ = ["Batch", "Error", "Plan", "Run", "Table", "__version__", "probe"]
+__all__ = ["Batch", "Error", "Model", "Plan", "Run", "Table", "__version__", "batches", "load", "probe"]
 
 
 def __getattr__(name: str) -> Any:

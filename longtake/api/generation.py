@@ -1,4 +1,4 @@
-"""Generation: what `longtake generate` and `Run.generate` share, and videos with their frames."""
+"""Generation: the videos of `longtake generate`, with their frames."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from longtake.data.clips.transforms import from_unit
 from longtake.generate.checks import check_request
 from longtake.generate.requests import Video
-from longtake.generate.run import OnProgress, Say, TakeFrames, generate_from
-from longtake.generate.source import GenerationSource, resolve_source
-from longtake.parallel.world import World, start_world
+from longtake.generate.run import generate_from
+from longtake.generate.source import resolve_source
+from longtake.parallel.world import start_world
 from longtake.track.progress import make_console
 from longtake.train.health.interrupt import ended_by_signals
 
@@ -23,22 +23,10 @@ if TYPE_CHECKING:
 MadeVideo = tuple[Video, Tensor]  # and its frames, uint8 [T, H, W, 3]
 
 
-def generate_checked(
-    source: GenerationSource,
-    world: World,
-    say: Say,
-    progress: OnProgress | None = None,
-    take: TakeFrames | None = None,
-) -> list[Video]:
-    """Check a request, print doubts about it, and make its videos. Collective; raises as `generate_from`."""
-    for line in check_request(source.config):
-        say(line)
-    return generate_from(source, world, say, progress, take)
-
-
 def generate_videos(run: str, flags: Sequence[str], dialect: Dialect | None = None) -> list[MadeVideo]:
     """Make and write the videos that flags ask for; those that this process made, in the order of the prompts."""
     source = resolve_source(run, flags, dialect=dialect)
+    doubts = check_request(source.config)
     console = make_console()
     frames: dict[Path, Tensor] = {}
 
@@ -48,5 +36,7 @@ def generate_videos(run: str, flags: Sequence[str], dialect: Dialect | None = No
 
     with ended_by_signals(), start_world(source.config.device) as world:
         say = console.print if world.is_main else lambda line: None
-        videos = generate_checked(source, world, say, take=take)
+        for line in doubts:
+            say(line)
+        videos = generate_from(source, world, say, take=take)
     return [(video, frames[video.path]) for video in videos if video.path in frames]

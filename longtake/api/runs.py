@@ -95,6 +95,14 @@ class Run:
 
         return read_run(self.source, self.overrides, dialect=self.dialect).value
 
+    @property
+    def config_without_table(self) -> RunConfig:
+        """The same for a use that reads no clips: `dataset.data_path` may be missing."""
+        from longtake.train.config import RunWithoutTable
+        from longtake.train.run_file import read_run
+
+        return read_run(self.source, self.overrides, RunWithoutTable, self.dialect).value
+
     def settle(self) -> tuple[Row, ...]:
         """Every key with its value and the place that it comes from, as `longtake config show` prints them.
 
@@ -117,12 +125,8 @@ class Run:
         Defaults: a preset's own GPUs, those that a run's folder had, or 8 x h200. `machine`: fields of
         `longtake.plan.machine.Machine`, such as `gpus_per_node=4`. Raises `Error` for a kind that is not known.
         """
-        from longtake.train.config import RunWithoutTable
-        from longtake.train.run_file import read_run
-
         default_count, default_kind = default_gpus(self.source)
-        config = read_run(self.source, self.overrides, RunWithoutTable, self.dialect).value
-        return plan_config(config, gpus or default_count, gpu or default_kind, **machine)
+        return plan_config(self.config_without_table, gpus or default_count, gpu or default_kind, **machine)
 
     def train(self, objective: type[Objective] | None = None) -> Run:
         """Train to the last step, or until Ctrl-C, and return the run of the folder that was written.

@@ -28,7 +28,8 @@ def generate(context: typer.Context, run: Run = None, plan: _Plan = False, gpus:
     """
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    from longtake.api.generation import generate_checked
+    from longtake.generate.checks import check_request
+    from longtake.generate.run import generate_from
     from longtake.generate.source import resolve_source
     from longtake.parallel.world import start_world
     from longtake.track.progress import make_console
@@ -44,8 +45,11 @@ def generate(context: typer.Context, run: Run = None, plan: _Plan = False, gpus:
         config = source.config
         prompts = prompts_of(config) if config.prompt or config.prompts else ()
         return console.print(video_words(config, machine_named(gpu), gpus, prompts))
+    doubts = check_request(source.config)
     with ended_by_signals(), start_world(source.config.device) as world:
         say = console.print if world.is_main else lambda line: None
+        for line in doubts:
+            say(line)
         live = world.is_main and console.is_terminal
         columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, disable=not live, transient=True) as bar:
@@ -57,7 +61,7 @@ def generate(context: typer.Context, run: Run = None, plan: _Plan = False, gpus:
                 if told:  # a program reads along, as `longtake ui` does
                     console.print(f"{done:.2f} of {total} videos")
 
-            videos = generate_checked(source, world, say, progress=show)
+            videos = generate_from(source, world, say, progress=show)
     if world.is_main:
         for video in videos:
             console.print(f"{video.path}  seed {video.seed}  {video.prompt.text}")

@@ -278,13 +278,15 @@ def build_system(
     restored: bool = False,
     kept: CaptionEncoders | None = None,
     levels: Mapping[EntryKey, Level] | None = None,
+    sharded: bool = True,
 ) -> System:
     """Builds the model on the meta device, cuts it over the mesh, fills it (from `model.from_pretrained`, else with
     initial values).
 
     `stored`: the encoder facts of a latent store; no encoders are built then. `restored`: a checkpoint will fill what
     trains. `kept`: text encoders of an earlier system. `levels`: of recomputation, by entry, where the model's is
-    "auto"; without them it is "full". Files are looked for, and weights compared with the model by names and sizes,
+    "auto"; without them it is "full". `sharded` False: the denoiser is a plain module of one process, which needs no
+    process group once it is built. Files are looked for, and weights compared with the model by names and sizes,
     before anything that takes minutes.
     """
     if world.device.type == "cpu":
@@ -302,7 +304,9 @@ def build_system(
         level, counts = level_and_counts(config.model)
         level = CurrentLevel("full" if level == "auto" else level, levels or {})
         store = BlockStore(room) if (room := config.model.grad_ckpt_buffer_size) else None
-        denoiser, adapters, cut, kernels = _cut_denoiser(config, mesh, world, dtype, level, counts, store)
+        denoiser, adapters, cut, kernels = _cut_denoiser(
+            config, mesh, world, dtype, level, counts, store, None, sharded
+        )
         device = torch.device("cpu") if offloads(mesh) else world.device
         notes, drawn = _fill_denoiser(denoiser, device, config.seed, weights, restored)
     start_adapters(denoiser, adapters)
@@ -389,6 +393,7 @@ def _cut_denoiser(
     recomputed: Sequence[int],
     store: BlockStore | None,
     first: System | None = None,
+    sharded: bool = True,
 ) -> tuple[nn.Module, Adapters, TokenCut | None, tuple[str, ...]]:
     """The denoiser on the meta device, cut over the mesh; its adapters' first values; how tokens are cut; kernels.
     `first`: the system of the first of two, whose cut it shares."""
@@ -409,7 +414,8 @@ def _cut_denoiser(
         for parameter in denoiser.parameters():
             if parameter.requires_grad:  # a frozen one has the dtype it was given
                 parameter.data = parameter.data.to(torch.bfloat16)
-    shard_model(denoiser, mesh, dtype)
+    if sharded:
+        shard_model(denoiser, mesh, dtype)
     return denoiser, adapters, cut, kernels
 
 
