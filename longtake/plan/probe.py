@@ -25,7 +25,7 @@ from longtake.plan.batches import MOST_SAMPLES
 from longtake.plan.run import EntryPlan, RunPlan, forecast_stage
 from longtake.plan.speed import micro_batch_seconds
 from longtake.plan.timing import clock
-from longtake.system.build import System, build_system
+from longtake.system.build import System, build_system, with_low_noise
 from longtake.system.config import SystemConfig
 
 _TRIES = 6  # steps that are measured for one entry
@@ -190,13 +190,19 @@ class ProbeStep:
         length = config.text_length
         empty = example_conditions(config.model, config.ae.latent(1, *2 * [config.size_divisor]), length)
         facts = EncoderFacts(config.ae.latent, length, dict(empty))
-        bare = config.model_copy(update={"model": model, "lora": lora})
+        low_noise = config.low_noise
+        if low_noise is not None:
+            low_noise = low_noise.model_copy(update={"from_pretrained": None, "lora": None})
+        bare = config.model_copy(update={"model": model, "lora": lora, "low_noise": low_noise})
         self.system: System = build_system(bare, self._mesh, self.world, facts)
+        if low_noise is not None:
+            self.system = with_low_noise(self.system, self.world, trained=True)
         degrees = self.plan.work.degrees(self.plan.layout)
         self.peers = BucketPeers.create(
             self._mesh, degrees, self.system.cut, type(self.system.denoiser).heads(config.model)
         )
-        self._update = self._make_update(self.system.denoiser)
+        # a step updates one denoiser, and the state of the others is there too
+        self._update, *self._idle_updates = [self._make_update(one.denoiser) for one in self.system.experts]
         self._warm = False
 
     def measure(self, bucket: Bucket, batch: int) -> Measured:
@@ -255,7 +261,7 @@ class ProbeStep:
     def _rebuild(self) -> None:
         """Begins anew with the memory that was there at first: sharded weights that a backward was broken off over
         would have no gradients from then on."""
-        del self.system, self.peers, self._update
+        del self.system, self.peers, self._update, self._idle_updates
         self.world.free_memory()
         self._build()
 

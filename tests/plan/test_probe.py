@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from longtake.contracts import Bucket, UserError
 from longtake.parallel.world import start_world
@@ -16,8 +18,11 @@ from longtake.plan.probe import Measured, ProbeStep, as_measured, check_probe, p
 from longtake.plan.report import plan_json, stage_words
 from longtake.plan.run import RunPlan, plan_run
 from longtake.plan.speed import update_seconds
+from longtake.presets import find_preset
 from longtake.track.devices import gpu_named
+from longtake.train.config import RunWithoutTable
 from longtake.train.optimizer.update import WeightUpdate
+from longtake.train.run_file import read_run
 from tests.plan.runs import run_config
 
 
@@ -118,6 +123,22 @@ def test_real_steps_are_timed_on_a_cpu() -> None:
     assert [one.largest.batch for one in probed] == [1, 1]
     assert all(one.largest.seconds > 0 and one.largest.peak_bytes is None for one in probed)
     assert set(json.loads(json.dumps(plan_json(plan, probed)))["probe"]) == {"64px/8f", "64px/16f"}
+
+
+def test_a_probe_holds_both_denoisers_and_the_state_of_each() -> None:
+    config = read_run(str(find_preset("wan/lora_a14b")), ["--tiny", "--device", "cpu"], schema=RunWithoutTable).value
+    plan = plan_run(config, 1, Machine(gpu_named("h100")))
+    updates: list[WeightUpdate] = []
+
+    def make_update(denoiser: nn.Module) -> Callable[[], None]:
+        updates.append(WeightUpdate(denoiser, config))
+        return updates[-1].at_rate_zero
+
+    with start_world("cpu") as world:
+        step = ProbeStep(plan, config, world, make_update)
+        assert step.measure(plan.entries[0].bucket, 1).seconds > 0
+    assert len(step.system.experts) == len(updates) == 2
+    assert [update.optimizer.updates.item() for update in updates] == [2, 0]  # the first one warms up
 
 
 @pytest.mark.parametrize("way", ["forward", "backward"])
