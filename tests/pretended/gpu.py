@@ -17,11 +17,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+
+from longtake.parallel import frozen
 
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -304,10 +306,44 @@ def pretended_gpu() -> Iterator[None]:
                 patch.object(Tensor, "is_pinned", lambda self: not isinstance(self, OnGpu) and queue.is_pinned(self))
             )
             stack.enter_context(patch.object(Tensor, "record_stream", _returning(None)))
+            stack.enter_context(patch.multiple(frozen._HostBlock, __init__=_host_block, point_to=_point_to))
+            stack.enter_context(patch.object(frozen.HostWeights, "__init__", _host_weights))
             stack.enter_context(_Intercept())
             yield
     finally:
         torch._C._set_only_lift_cpu_tensors(before)
+
+
+_make_block, _make_weights = frozen._HostBlock.__init__, frozen.HostWeights.__init__
+
+
+def _put(module: nn.Module, moved: Mapping[int, Tensor]) -> None:
+    """Exchanges tensors of a module, named by their `id`: the `data` of a tensor on the CPU takes none of the GPU."""
+    for owner in module.modules():
+        for tensors in (owner._parameters, owner._buffers):
+            for name, tensor in tensors.items():
+                if id(tensor) in moved:
+                    new = moved[id(tensor)]
+                    tensors[name] = nn.Parameter(new, requires_grad=False) if tensors is owner._parameters else new
+
+
+def _host_block(block: Any, unit: nn.Module, device: torch.device) -> None:
+    block.unit, block.now = unit, None
+    _make_block(block, unit, device)
+
+
+def _point_to(block: Any, memory: Tensor) -> None:
+    """`_HostBlock.point_to` by new parameters."""
+    now = block.now or block._tensors
+    _put(block.unit, dict(zip(map(id, now), block._views(memory), strict=True)))
+    block.now = list({id(tensor): tensor for tensor in frozen._tensors(block.unit)}.values())
+
+
+def _host_weights(weights: Any, module: nn.Module, units: Sequence[nn.Module], device: torch.device) -> None:
+    inside = {id(tensor) for unit in units for tensor in frozen._tensors(unit)}
+    outside = [tensor for tensor in frozen._tensors(module) if id(tensor) not in inside]
+    _put(module, {id(tensor): tensor.detach().to(device) for tensor in outside})
+    _make_weights(weights, module, units, device)
 
 
 def _pin(tensor: Tensor) -> Tensor:

@@ -93,6 +93,7 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
 BF16 = ("--ae.dtype", "bf16", "--t5.dtype", "bf16")  # as the presets have them
 CAUSAL_TILES = ("--ae.use_tiling", "True", "--ae.tile_height", "32", "--ae.tile_width", "32")
 CAUSAL_TILES += ("--ae.tile_overlap_height", "0.25", "--ae.tile_overlap_width", "0.25")
+OFFLOADED_ENCODERS = ("--t5.placement", "offloaded", "--ae.placement", "offloaded")
 # With the learned autoencoder and text encoders of a tiny release: its name in RELEASES and flags.
 RELEASED: dict[str, tuple[str, tuple[str, ...]]] = {
     "opensora_v2 hunyuan_vae": ("opensora_v2", (*SHORT, *BF16, "--condition_config", "{'t2v': 1, 'i2v_head': 3}")),
@@ -103,6 +104,7 @@ RELEASED: dict[str, tuple[str, tuple[str, ...]]] = {
     "cogvideox cogvideox_vae in tiles": ("cogvideox", (*SHORT, *CAUSAL_TILES)),
     "ttt_video cogvideox_vae": ("ttt_video", (*SHORT, *BF16, *PLAIN)),
     "wan vae and umt5": ("wan", (*SHORT, *BF16)),
+    "wan vae and umt5 in host memory": ("wan", (*SHORT, *BF16, *OFFLOADED_ENCODERS)),
     "wan vae in tiles": ("wan", (*SHORT, *CAUSAL_TILES)),
     "wan ti2v vae and umt5": ("wan_ti2v", (*SHORT, *BF16)),
 }
@@ -206,9 +208,12 @@ def watched(steps: list[dict[str, Any]]) -> Iterator[None]:
     def prepares(trainer: Trainer, *arguments: Any) -> torch.Tensor:
         steps[-1]["prepares"].append(queue.launches)
         if not hasattr(trainer, "_hooked"):
-            trainer._hooked = trainer.system.denoiser.register_forward_pre_hook(
-                lambda *_: steps[-1]["forwards"].append(queue.launches), prepend=True
-            )
+            trainer._hooked = [
+                system.denoiser.register_forward_pre_hook(
+                    lambda *_: steps[-1]["forwards"].append(queue.launches), prepend=True
+                )
+                for system in getattr(trainer.system, "experts", [trainer.system])  # an earlier checkout has one
+            ]
         return micro_batch(trainer, *arguments)
 
     def updates(*arguments: Any) -> Any:
