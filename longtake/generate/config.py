@@ -114,6 +114,7 @@ class GenerateConfig(SystemConfig):
         assert self.img_flux is not None, "checked by the schema"
         method = "distill" if "guidance" in self.img_flux.conditions else "i2v"
         option = {"resolution": self.img_resolution, "num_frames": 1, "guidance": self.guidance, "method": method}
+        option["guidance_low"] = None
         own = {
             "model": self.img_flux,
             "ae": self.img_flux_ae,
@@ -123,7 +124,7 @@ class GenerateConfig(SystemConfig):
             "motion_score": None,  # a number that a model of images never saw
             "caption_facts": {},
         }
-        none = {"use_t2i2v": False, "ref": None, "lora": None, "freeze": (), "train_only": None}
+        none = {"use_t2i2v": False, "ref": None, "lora": None, "low_noise": None, "freeze": (), "train_only": None}
         none |= {"companions": {}, "mask": None, "strength": 1.0, "edit_ratio": 0.0, "num_clips": 1, "carries": None}
         try:
             return GenerateConfig.model_validate({**dict(self), **own, **none})

@@ -113,7 +113,9 @@ def test_the_model_of_images_must_fit(flags: list[str], said: str):
 
 def test_presets_are_the_published_ones():
     found = {name: resolve_source(PRESET.replace("256px", name), []).config for name in ("256px", "768px")}
-    stills = resolve_source(PRESET.replace("256px", "t2i2v_768px"), []).config.of_stills()
+    more = ["--low-noise.boundary", "0.5", "--sampling-option.guidance-low", "3"]  # of the videos alone
+    stills = resolve_source(PRESET.replace("256px", "t2i2v_768px"), more).config.of_stills()
+    assert (stills.low_noise, stills.sampling_option.guidance_low) == (None, None)
     option = found["256px"].sampling_option
     assert (option.num_steps, option.num_frames, option.guidance, option.guidance_img) == (50, 129, 7.5, 3.0)
     assert option.text_osci
