@@ -106,20 +106,31 @@ class Model:
         weights = batch.weights.to(self.device)
         return micro_batch_loss(self.objective.loss, prediction, noised, weights, batch.bucket.batch_size)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self, path: str | os.PathLike[str], layout: str | None = None) -> Path:
         """Write the weights to a `.safetensors` file, or to a folder in Hugging Face's layout; adapters are merged.
 
         model.save("weights.safetensors")
 
         `longtake generate`, `longtake.load` and `model.from_pretrained` take the result. It appears only when it is
-        whole. Raises `Error` where something is at `path` already.
+        whole. `layout`: a folder as another program reads it, such as "diffusers", with its `config.json`. Raises
+        `Error` where something is at `path` already, and for a layout that the model does not have.
         """
         from longtake.config.dump import plain_data
         from longtake.system.export import CONFIG_HEADER, said_sampling, system_part, trained_size
+        from longtake.weights.conversion import ConvertedWeights
         from longtake.weights.files import save_weights
 
         config = self.system.config
         form = config.family.weight_format
+        if layout is not None:
+            if layout not in form.folders:
+                choices = " or ".join(form.folders) or "None, the model has no other"
+                raise UserError(f"layout = {layout!r}: expected a layout of this model; choose {choices}")
+            published = form.as_published(layout)
+            facts = json.dumps(form.folders[layout](config.model), indent=2) + "\n"
+            converted = ConvertedWeights(form, _merged_weights(self.denoiser), config.model, published)
+            save_weights(converted, path, published.header, stem=form.stem, beside={"config.json": facts})
+            return Path(path)
         whole = plain_data(config)
         tree = system_part(whole) | {"sampling_option": {**said_sampling(whole), **trained_size(whole)}}
         for key in ("lora", "freeze", "train_only"):
