@@ -9,13 +9,14 @@ from pathlib import Path
 from longtake.checkpoint.state import CustomObjective, RunState
 from longtake.contracts import UserError
 from longtake.diffusion.objective import Objective
+from longtake.train.config import RunConfig
 
 
-def describe_objective(objective: type[Objective] | None) -> CustomObjective | None:
+def describe_objective(objective: type[Objective] | None, config: RunConfig) -> CustomObjective | None:
     """The record of an objective for checkpoints; None for the config's own.
 
-    Raises `UserError` for what is not a subclass of `Objective`, for an abstract one, and for one whose source cannot
-    be read.
+    Raises `UserError` for what is not a subclass of `Objective`, for an abstract one, for one whose source cannot be
+    read, and for a run of two denoisers, whose times are parts of the config's own objective.
     """
     if objective is None:
         return None
@@ -28,6 +29,8 @@ def describe_objective(objective: type[Objective] | None) -> CustomObjective | N
     if inspect.isabstract(objective):
         lacking = ", ".join(sorted(objective.__abstractmethods__))
         raise UserError(f"objective = {name}: expected a class without abstract methods; define {lacking}")
+    if config.low_noise is not None:
+        raise UserError(f"objective = {name}: expected a run of one denoiser, found two (low_noise); leave one out")
     return CustomObjective(name, hashlib.sha256(_source(objective, name).encode()).hexdigest())
 
 

@@ -199,7 +199,7 @@ class RunLaunch:
         A mistake that is found here leaves the run's folder as it was. `parts` closes what is open.
         """
         config, world, launched = self.config, self.world, self.began
-        objective = world.on_all(lambda: describe_objective(self.objective))
+        objective = world.on_all(lambda: describe_objective(self.objective, config))
         first_step = FirstStepTimer(config.first_step_timeout)
         parts.callback(first_step.done)
         mesh = Mesh.create(config.parallel, world)

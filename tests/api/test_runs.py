@@ -16,6 +16,7 @@ import torch.distributed as dist
 import longtake
 from longtake.checkpoint.state import RunState
 from longtake.data.clips.video import read_frames, read_image
+from longtake.train.custom_objective import describe_objective
 from tests.api.objectives import Failing, Huber
 
 
@@ -169,3 +170,9 @@ def test_generate_of_an_unknown_key_writes_nothing(run: longtake.Run, tmp_path: 
     with pytest.raises(longtake.Error, match="num_stepz"):
         trained.generate("a dot", {"sampling_option.num_stepz": 2}, save_dir=str(tmp_path / "made"))
     assert not (tmp_path / "made").exists()
+
+
+def test_own_objective_of_a_run_with_two_denoisers_is_refused(run: longtake.Run) -> None:
+    config = run.config.model_copy(update={"low_noise": object()})
+    with pytest.raises(longtake.Error, match="low_noise"):
+        describe_objective(Huber, config)
