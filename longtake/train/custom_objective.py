@@ -22,8 +22,8 @@ def describe_objective(objective: type[Objective] | None, config: RunConfig) -> 
         return None
     if not (isinstance(objective, type) and issubclass(objective, Objective)):
         raise UserError(
-            f"objective = {objective!r}: expected a subclass of longtake.diffusion.objective.Objective; derive one "
-            "from longtake.diffusion.flow.RectifiedFlow, for example, and pass the class"
+            f"objective = {objective!r}: expected a subclass of longtake.diffusion.objective.Objective; pass "
+            "the class itself, written as in docs/python.md"
         )
     name = f"{objective.__module__}.{objective.__qualname__}"
     if inspect.isabstract(objective):
