@@ -73,7 +73,7 @@ def visible(text: str) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """A library's error message on one line, at most 160 characters, to be quoted in a sentence."""
+    """Return a library's error message on one line, at most 160 characters, to be quoted in a sentence."""
     return " ".join(str(error).split())[:160]
 
 
@@ -172,7 +172,8 @@ class LatentShape:
         return (num_frames - 1) // self.temporal + 1 if self.causal else -(-num_frames // self.temporal)
 
     def pixel_frames(self, num_latents: int) -> int:
-        """The most frames that a clip of so many latent frames has; of a causal one the only length that fits."""
+        """Return the most frames that a clip of so many latent frames has; of a causal one the only length
+        that fits."""
         if self.chunk is None:
             return (num_latents - 1) * self.temporal + 1 if self.causal else num_latents * self.temporal
         chunks, rest = divmod(num_latents, self._frames(self.chunk))
@@ -289,7 +290,8 @@ class Conditions(Mapping[str, "Tensor"]):
         return len(self._tensors)
 
     def updated(self, masks: Mapping[str, Tensor] = MappingProxyType({}), **named: Tensor | None) -> Conditions:
-        """These conditions with others added or put in their place; one that becomes None is gone, with its mask."""
+        """Return these conditions with others added or put in their place; one that becomes None is gone, with its
+        mask."""
         kept = {name: mask for name, mask in {**self.masks, **masks}.items() if named.get(name, mask) is not None}
         return Conditions({**self._tensors, **named}, kept)
 

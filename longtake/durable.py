@@ -15,7 +15,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def unfinished(target: Path, synced: bool = True, needs: int | None = None) -> Iterator[Path]:
-    """A path to write to, which becomes `target` when the body ends well; else nothing of it stays.
+    """Yield a path to write to, which becomes `target` when the body ends well; else nothing of it stays.
 
     It lies in the folder of `target`, which is made, and has its suffix, by which many libraries choose a format.
     `synced`: after a power cut `target` is the new file or the old one; False: only after a kill (for what can be made
@@ -36,7 +36,7 @@ def unfinished(target: Path, synced: bool = True, needs: int | None = None) -> I
 
 @contextmanager
 def unfinished_folder(target: Path, needs: int | None = None) -> Iterator[Path]:
-    """An empty folder to write into, which becomes `target` when the body ends well; else nothing of it stays.
+    """Yield an empty folder to write into, which becomes `target` when the body ends well; else nothing of it stays.
 
     The body syncs its files. `target` may be there as an empty folder. `needs`: as in `unfinished`. Raises OSError,
     with `target` in it.
@@ -53,7 +53,7 @@ def unfinished_folder(target: Path, needs: int | None = None) -> Iterator[Path]:
 
 
 def replace(source: Path, target: Path, synced: bool = True) -> Path:
-    """Renames a file or folder in one move, over what has the name `target`; `synced`: it lasts from then on.
+    """Rename a file or folder in one move, over what has the name `target`; `synced`: it lasts from then on.
 
     A folder with files in it cannot make way in the same move: it does in the moment before.
     """
@@ -70,12 +70,12 @@ def replace(source: Path, target: Path, synced: bool = True) -> Path:
 
 
 def _writer() -> str:
-    """A name for one write: the processes of two containers that share a folder may have the same number."""
+    """Return a name for one write: the processes of two containers that share a folder may have the same number."""
     return f"{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def write_whole(target: Path, content: str | bytes, synced: bool = True) -> None:
-    """Writes a small file by way of `unfinished`; text in UTF-8."""
+    """Write a small file by way of `unfinished`; text in UTF-8."""
     data = content.encode() if isinstance(content, str) else content
     with unfinished(target, synced, len(data)) as path:
         path.write_bytes(data)
@@ -83,7 +83,7 @@ def write_whole(target: Path, content: str | bytes, synced: bool = True) -> None
 
 @contextmanager
 def naming(target: Path, partial: Path | None = None, needs: int | None = None) -> Iterator[None]:
-    """A plain OSError of the body that names no file, or one at `partial`, names `target`.
+    """Yield a plain OSError of the body that names no file, or one at `partial`, names `target`.
 
     Where the disk is full it also says how much of the file was written by then, how much it `needs` where that is
     known, and how much is free.
@@ -112,13 +112,13 @@ def _megabytes(count: int) -> str:
 
 
 def sync_file(path: Path) -> None:
-    """Waits until the bytes of a file are on disk."""
+    """Wait until the bytes of a file are on disk."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the entries of a folder (new names, renames, removals) are on disk; Windows cannot open a folder."""
+    """Wait until the entries of a folder (new names, renames, removals) are on disk; Windows cannot open a folder."""
     if sys.platform == "win32":
         return
     descriptor = os.open(folder, os.O_RDONLY)

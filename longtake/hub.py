@@ -29,7 +29,8 @@ def is_hub_name(name: str) -> bool:
 
 
 def published_facts(name: str, file: str = "config.json") -> dict[str, Any] | None:
-    """The JSON object `file` in a local folder of weights, or beside a local file of them; None where there is none.
+    """Return the JSON object `file` in a local folder of weights, or beside a local file of them; None where there is
+    none.
 
     Raises `UserError` for a damaged one.
     """
@@ -44,8 +45,8 @@ def published_facts(name: str, file: str = "config.json") -> dict[str, Any] | No
 
 
 def tensor_names(name: str, stem: str = "diffusion_pytorch_model") -> frozenset[str]:
-    """The names of the tensors in a local folder of weights in diffusers' layout, from its index or the header of its
-    one file; none where there is neither, or it is damaged, which reading the weights reports."""
+    """Return the names of the tensors in a local folder of weights in diffusers' layout, from its index or the
+    header of its one file; none where there is neither, or it is damaged, which reading the weights reports."""
     index = published_facts(name, f"{stem}.safetensors.index.json")
     if index is not None:
         return frozenset(index.get("weight_map", {}))
@@ -94,7 +95,7 @@ def published_home(local: Path) -> PublishedHome | None:
 
 
 def download_published(name: str, key: str) -> bool:
-    """Downloads what presets name by a local path to that path; returns whether that was done. Not where it is there
+    """Download what presets name by a local path to that path; return whether that was done. Not where it is there
     already, or where it is published is not known. Raises `UserError` where the hub cannot be used."""
     local = Path(name).expanduser()
     home = None if is_hub_name(name) else published_home(local)
@@ -120,7 +121,7 @@ def download_published(name: str, key: str) -> bool:
 
 
 def find_files(name: str, key: str, wanted: Sequence[Sequence[str]], cache_dir: str | None = None) -> Path:
-    """The local file or folder that `name` stands for.
+    """Return the local file or folder that `name` stands for.
 
     `name`: a path, or weights on the hub as `owner/name` or `owner/name/file.safetensors`. What is not in the cache is
     fetched, unless HF_HUB_OFFLINE is set. `wanted`: what a folder may be, each as patterns of its files of which the
@@ -149,7 +150,7 @@ def find_files(name: str, key: str, wanted: Sequence[Sequence[str]], cache_dir: 
 
 
 def may_be_fetched(name: str) -> bool:
-    """True where weights of this name may come from the hub."""
+    """Return True where weights of this name may come from the hub."""
     return not _is_offline() and (is_hub_name(name) or published_home(Path(name).expanduser()) is not None)
 
 

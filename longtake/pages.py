@@ -31,7 +31,7 @@ class Html(str):
     """Text that is HTML already."""
 
     def __html__(self) -> str:
-        """The text as it is, for templates."""
+        """Return the text as it is, for templates."""
         return self
 
 
@@ -47,7 +47,7 @@ def joined(parts: Iterable[object]) -> Html:
 
 
 def page(title: str, *parts: Html) -> str:
-    """The whole page, with `title` as its heading."""
+    """Return the whole page, with `title` as its heading."""
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
     opening = f'<!doctype html>\n<html lang="en"><head>{head}<title>{{}}</title><style>{{}}</style></head><body>'
     return html(opening + "\n<h1>{}</h1>\n{}\n</body></html>\n", title, Html(STYLE), title, joined(parts))
@@ -82,7 +82,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]], words: Sequence
 
 
 def pairs(rows: Iterable[tuple[object, object]]) -> Html:
-    """A table of what things are."""
+    """Return a table of what things are."""
     return html('<div class="pairs">{}</div>', table(("", ""), rows, words=(0, 1)))
 
 
@@ -119,7 +119,7 @@ def keys(names: Mapping[int, str]) -> Html:
 
 
 def meter(share: float, words: str | None = None) -> Html:
-    """A share, 0 to 1, as a bar and in `words` or percent; a dash where there is none."""
+    """Return a share, 0 to 1, as a bar and in `words` or percent; a dash where there is none."""
     if math.isnan(share):
         return Html(percent(share))
     drawn = html('<div class="bar"><i style="width:{}%"></i></div>', f"{100 * min(1.0, share):.2f}")
@@ -132,7 +132,8 @@ def grid(figures: Iterable[Html], plays: bool = False) -> Html:
 
 
 def figure(picture: Html, *captions: object) -> Html:
-    """A film, still or word of what is missing, of the size of all, with captions below; the first is set off."""
+    """Return a film, still or word of what is missing, of the size of all, with captions below; the first is
+    set off."""
     lines = joined(html("<span>{}</span>", caption) for caption in captions if caption)
     return html('<figure><div class="screen">{}</div><figcaption>{}</figcaption></figure>', picture, lines)
 
@@ -158,7 +159,7 @@ def film(frames: np.ndarray, fps: float, alt: str) -> Html:
 
 
 def thumbnail(frame: np.ndarray) -> np.ndarray:
-    """A frame uint8 `[H, W, 3]`, reduced to what a page shows of it."""
+    """Return a frame uint8 `[H, W, 3]`, reduced to what a page shows of it."""
     picture = Image.fromarray(frame)
     picture.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), reducing_gap=2.0)
     return np.asarray(picture)
@@ -257,7 +258,7 @@ def histogram(title: str, values: np.ndarray, low: float, high: float) -> Html:
 
 
 def _plot(title: str, said: str, kind: str, drawing: Html, marks: Sequence[tuple[str, str, str]]) -> Html:
-    """A drawing of 100 by 100, stretched to its place, with words in the page's own size around it."""
+    """Return a drawing of 100 by 100, stretched to its place, with words in the page's own size around it."""
     shape = html('<svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">{}</svg>', drawing)
     words = joined(html('<span class="{}" style="{}">{}</span>', *mark) for mark in marks)
     place = '<div><h3>{} <span>{}</span></h3><div class="{}"><div>{}{}</div></div></div>'

@@ -60,7 +60,7 @@ def read_pickle(
     stored: Callable[[Any], Any] | None = None,
     check: Callable[[Global], None] = lambda name: None,
 ) -> Any:
-    """The value of the pickle that begins at the stream's position, which is behind it afterwards.
+    """Return the value of the pickle that begins at the stream's position, which is behind it afterwards.
 
     `call` makes an object of a function's name and its arguments; `stored` one of a persistent id; `check` sees
     every name; they may raise classes of `MalformedPickle`, as this does. Dicts of any class are dicts, sets are lists.

@@ -31,7 +31,7 @@ RESTARTS = "LONGTAKE_RESTARTS"  # the variable in which `longtake launch` counts
 
 
 def physical_bytes() -> int:
-    """The memory that is built into this machine."""
+    """Return the memory that is built into this machine."""
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     kibibytes = ctypes.c_ulonglong()
@@ -45,7 +45,7 @@ def restarts() -> int:
 
 
 def start(target: Callable[..., object], args: tuple[Any, ...], method: str, name: str) -> BaseProcess:
-    """Starts `target(*args)` in a process; `method`: "fork" (at once, all memory shared) or "spawn" (afresh)."""
+    """Start `target(*args)` in a process; `method`: "fork" (at once, all memory shared) or "spawn" (afresh)."""
     everything = (*parent_facts(), target, args)
     process = multiprocessing.get_context(method).Process(target=_live, args=everything, daemon=True, name=name)
     if method == "spawn":
@@ -57,7 +57,8 @@ def start(target: Callable[..., object], args: tuple[Any, ...], method: str, nam
 
 @contextmanager
 def born_deaf() -> Iterator[None]:
-    """A process that is started inside is deaf from its first instruction on; a handler of its own comes later."""
+    """Yield a process that is started inside is deaf from its first instruction on; a handler of its own
+    comes later."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEAF_TO)
     try:
         with warnings.catch_warnings():  # newer Pythons warn of any fork beside threads; the children use no other
@@ -101,7 +102,7 @@ def parent_facts() -> tuple[int, bool]:
 
 
 def live_with(parent: int, by_system: bool) -> None:
-    """Makes this process a child that ends with its parent, whatever it is at; call it before anything slow."""
+    """Make this process a child that ends with its parent, whatever it is at; call it before anything slow."""
     for number in _DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEAF_TO)
@@ -117,7 +118,7 @@ _FROZEN_STATES = ("T", "t", "D")  # of /proc: stopped, traced, in uninterruptibl
 
 
 def end(process: BaseProcess, seconds: float = 0.0) -> None:
-    """Ends a process; `seconds`: given to one that was asked to end by itself."""
+    """End a process; `seconds`: given to one that was asked to end by itself."""
     process.join(seconds)
     if process.is_alive():
         process.kill()
@@ -155,7 +156,7 @@ class FrozenWatch:
 
 
 def leave_at_once(code: int) -> NoReturn:
-    """Ends this process, which hangs, and its children, which would outlive it."""
+    """End this process, which hangs, and its children, which would outlive it."""
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(code)
@@ -167,7 +168,8 @@ def how_it_ended(code: int | None) -> str:
 
 
 def anonymous_file(name: str) -> int:
-    """A file without a name, to be shared: in memory on Linux (/dev/shm is small in containers), else on a disk."""
+    """Return a file without a name, to be shared: in memory on Linux (/dev/shm is small in containers), else
+    on a disk."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
     with tempfile.TemporaryFile() as file:

@@ -85,7 +85,7 @@ def philox4x32(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
 
 
 def hash64(*parts: int | str | bytes) -> int:
-    """A 64-bit hash of a few values (BLAKE2b), the same in every process; for names, paths and keys."""
+    """Return a 64-bit hash of a few values (BLAKE2b), the same in every process; for names, paths and keys."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogateescape")
@@ -95,7 +95,7 @@ def hash64(*parts: int | str | bytes) -> int:
 
 
 def stream_key(seed: int, stage: int, purpose: int) -> tuple[int, int]:
-    """The Philox key of one purpose in one stage of a run."""
+    """Return the Philox key of one purpose in one stage of a run."""
     word = hash64("longtake", int(seed), int(stage), int(purpose))
     return word & 0xFFFFFFFF, word >> 32
 
@@ -133,7 +133,7 @@ def uniforms(
 def normals(
     seed: int, stage: int, purpose: int, pass_index: int, samples: np.ndarray | int, count: int, first_block: int = 0
 ) -> np.ndarray:
-    """Standard normal numbers by Box-Muller: float32 [N, count], from pairs of uniforms in (0, 1] and [0, 1)."""
+    """Return standard normal numbers by Box-Muller: float32 [N, count], from pairs of uniforms in (0, 1] and [0, 1)."""
     raw = words(seed, stage, purpose, pass_index, samples, count + (count & 1), first_block)
     radius = ((raw[:, 0::2] >> np.uint32(8)).astype(np.float32) + np.float32(1.0)) * np.float32(2.0**-24)
     angle = (raw[:, 1::2] >> np.uint32(8)).astype(np.float32) * np.float32(2.0 * np.pi * 2.0**-24)
@@ -147,7 +147,7 @@ def normals(
 
 
 def sample_keys(seed: int, stage: int, pass_index: int, samples: np.ndarray) -> np.ndarray:
-    """The order keys of a pass: uint64 [N]. A bucket runs its samples by ascending key."""
+    """Return the order keys of a pass: uint64 [N]. A bucket runs its samples by ascending key."""
     raw = words(seed, stage, Purpose.ORDER, pass_index, samples, 2).astype(np.uint64)
     return (raw[:, 1] << np.uint64(32)) | raw[:, 0]
 
@@ -161,7 +161,7 @@ def mixed(values: np.ndarray) -> np.ndarray:
 
 
 def sample_ids(clip_ids: np.ndarray, copies: np.ndarray | int = 0) -> np.ndarray:
-    """The id of (clip, copy): uint64 [N]. Copy 0 keeps the clip's own id; others are mixed with their number."""
+    """Return the id of (clip, copy): uint64 [N]. Copy 0 keeps the clip's own id; others are mixed with their number."""
     clip_ids = np.asarray(clip_ids, dtype=np.uint64)
     copies = np.broadcast_to(np.asarray(copies, dtype=np.uint64), clip_ids.shape)
     with np.errstate(over="ignore"):
@@ -170,7 +170,7 @@ def sample_ids(clip_ids: np.ndarray, copies: np.ndarray | int = 0) -> np.ndarray
 
 
 def parameter_normals(seed: int, name: str, count: int) -> np.ndarray:
-    """Standard normals for the initial values of one named parameter: float32 [count], equal on every mesh."""
+    """Return standard normals for the initial values of one named parameter: float32 [count], equal on every mesh."""
     return _in_threads(normals, seed, name, count)
 
 
@@ -180,7 +180,7 @@ def parameter_uniforms(seed: int, name: str, count: int) -> np.ndarray:
 
 
 def _in_threads(draw: Callable[..., np.ndarray], seed: int, name: str, count: int) -> np.ndarray:
-    """The numbers of one named parameter, drawn in pieces on the cores of this process."""
+    """Return the numbers of one named parameter, drawn in pieces on the cores of this process."""
     numbers, sample = np.empty(count, np.float32), hash64(name)
 
     def fill(start: int) -> None:
@@ -216,7 +216,7 @@ class Numbers(Protocol):
         """One of low .. high - 1."""
 
     def share(self) -> float:
-        """A number in [0, 1)."""
+        """Return a number in [0, 1)."""
 
     def bits(self, shape: tuple[int, ...]) -> np.ndarray:
         """As many even chances, bool."""
@@ -246,7 +246,7 @@ class OwnNumbers:
         return np.argsort(self._words(of), kind="stable")[:count].tolist()
 
     def normal(self) -> float:
-        """A standard normal number."""
+        """Return a standard normal number."""
         self._drawn += 1
         return float(normals(self._key, 0, Purpose.MASK, self._drawn, 0, 1)[0, 0])
 

@@ -26,7 +26,7 @@ _MARKS = {  # UTF-32's mark begins with that of UTF-16
 
 
 def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """The content of a regular file. Raises OSError, and ValueError for one that is no file or too large."""
+    """Return the content of a regular file. Raises OSError, and ValueError for one that is no file or too large."""
     no_wait = getattr(os, "O_NONBLOCK", 0)  # a pipe is refused, not waited for; Windows has none in its folders
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | no_wait)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -38,7 +38,7 @@ def read_small(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
 
 
 def encoding_by_mark(head: bytes) -> str | None:
-    """The encoding that a byte order mark names, other than UTF-8; `head`: the first four bytes."""
+    """Return the encoding that a byte order mark names, other than UTF-8; `head`: the first four bytes."""
     for encoding, marks in _MARKS.items():
         if head.startswith(marks):
             return encoding
@@ -56,7 +56,8 @@ def decode_text(data: bytes) -> str:
 
 
 def readable_text(text: str) -> str:
-    """A text for a model, control characters other than tab and line breaks as blanks. Raises `ValueError` for NUL."""
+    """Return a text for a model, control characters other than tab and line breaks as blanks. Raises `ValueError` for
+    NUL."""
     if "\0" in text:
         raise ValueError("has a NUL character, as UTF-16 without its mark")
     return _CONTROL.sub(" ", text)
@@ -88,7 +89,7 @@ def digest_of_code(*patterns: str) -> str:
 
 
 def regular(path: Path) -> Path:
-    """The path of a regular file, or of nothing. Raises OSError for a pipe, whose reader might wait for ever."""
+    """Return the path of a regular file, or of nothing. Raises OSError for a pipe, whose reader might wait for ever."""
     if path.exists() and not path.is_file():
         raise OSError("it is no regular file")
     return path
@@ -113,8 +114,8 @@ def is_unicode(text: str) -> bool:
 
 
 def read_object(path: Path, kinds: Mapping[str, type | tuple[type, ...]], remedy: str) -> dict[str, Any]:
-    """The JSON object in a file, with values of these `kinds` at least. Raises FileNotFoundError; `UserError`, which
-    ends in `remedy`, for anything else."""
+    """Return the JSON object in a file, with values of these `kinds` at least. Raises FileNotFoundError;
+    `UserError`, which ends in `remedy`, for anything else."""
     try:
         found = parse_json(read_small(path))
         if not isinstance(found, dict):
@@ -133,7 +134,7 @@ def read_object(path: Path, kinds: Mapping[str, type | tuple[type, ...]], remedy
 def check_kinds(
     path: Path, found: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]], remedy: str
 ) -> None:
-    """Raises `UserError` where the object in a file has not got values of these kinds."""
+    """Raise `UserError` where the object in a file has not got values of these kinds."""
     for name, kind in kinds.items():
         value = found.get(name)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

@@ -15,12 +15,12 @@ _DTYPES = {dtype: name for name, dtype in safetensors.torch._TYPES.items()}
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """The tensor's bytes, uint8 [num_bytes], in row-major order; shares memory where it can."""
+    """Return the tensor's bytes, uint8 [num_bytes], in row-major order; shares memory where it can."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def safetensors_head(rows: Iterable[tuple[str, torch.dtype, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:
-    """The head of a safetensors file: its length in 8 bytes, then JSON padded with blanks to a multiple of 8.
+    """Return the head of a safetensors file: its length in 8 bytes, then JSON padded with blanks to a multiple of 8.
 
     `rows`: name, dtype and shape of each tensor, in the order of their bytes. Raises TypeError for other dtypes.
     """
@@ -38,7 +38,7 @@ def safetensors_head(rows: Iterable[tuple[str, torch.dtype, Sequence[int]]], met
 
 
 def check_finite(tensor: Tensor, place: str, name: str) -> None:
-    """Raises `UserError` where a tensor holds NaN or infinity, or is infinite in float32."""
+    """Raise `UserError` where a tensor holds NaN or infinity, or is infinite in float32."""
     if not tensor.is_floating_point() or not tensor.numel():
         return
     values = tensor if tensor.dtype.itemsize > 1 else tensor.float()

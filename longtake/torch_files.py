@@ -55,7 +55,8 @@ class _Storage:
 
 
 def load_torch_file(path: Path, mapped: bool = True) -> Any:
-    """The tensors, numbers and texts in a file, in dicts, lists and tuples; a `PickledCall` for any other object.
+    """Return the tensors, numbers and texts in a file, in dicts, lists and tuples; a `PickledCall` for any other
+    object.
 
     `mapped`: numbers are read when they are used. Raises OSError; `MalformedFile` for a file that `torch.save` has not
     written, and for one that states sizes beyond its bytes.
@@ -65,7 +66,7 @@ def load_torch_file(path: Path, mapped: bool = True) -> Any:
 
 
 def load_torch_part(file: BinaryIO, start: int = 0, length: int | None = None, mapped: bool = True) -> Any:
-    """The same of a part of an open file."""
+    """Return the same of a part of an open file."""
     size = file.seek(0, 2)
     length = size - start if length is None else length
     if start < 0 or length <= 0 or start + length > size:
@@ -124,7 +125,8 @@ def _load_zip(view: memoryview) -> Any:
 
 
 def _records(view: memoryview) -> dict[str, memoryview]:
-    """The records of a zip file by name. Raises `MalformedFile` for one that is compressed or lies outside the file."""
+    """Return the records of a zip file by name. Raises `MalformedFile` for one that is compressed or lies outside the
+    file."""
     records = {}
     with zipfile.ZipFile(_View(view)) as archive:  # type: ignore[arg-type]
         for info in archive.infolist():
@@ -141,7 +143,7 @@ def _records(view: memoryview) -> dict[str, memoryview]:
 
 
 def _load_legacy(view: memoryview) -> Any:
-    """The form of before PyTorch 1.6: five pickles, then each storage behind its length."""
+    """Return the form of before PyTorch 1.6: five pickles, then each storage behind its length."""
     stream = _View(view)
     if read_pickle(stream) != _LEGACY_MAGIC:
         raise MalformedFile("torch.save has not written it")
@@ -167,7 +169,7 @@ def _load_legacy(view: memoryview) -> Any:
 
 
 def _read(pickled: memoryview, place_of: Callable[[str], memoryview | None]) -> Any:
-    """The value of a pickle whose storages lie at these places."""
+    """Return the value of a pickle whose storages lie at these places."""
 
     def stored(key: Any) -> _Storage:
         dtype, name, count = _storage_key(key)
@@ -206,7 +208,8 @@ def _make(function: Global, args: tuple[Any, ...]) -> Any:
 
 
 def _tensor(storage: _Storage, dtype: torch.dtype, offset: Any, size: Any, stride: Any) -> Tensor:
-    """A tensor over a part of a storage. Raises `MalformedFile` for one with more numbers than the storage has."""
+    """Return a tensor over a part of a storage. Raises `MalformedFile` for one with more numbers than the
+    storage has."""
     numbers = (offset, *size, *stride)
     if len(size) != len(stride) or len(size) > _MAX_DIMS or not all(type(n) is int and n >= 0 for n in numbers):
         raise MalformedFile("a tensor has an impossible shape")

@@ -42,12 +42,12 @@ class Epoch:
         self._objective = objective
 
     def __iter__(self) -> Iterator[Batch]:
-        """The micro-batches, on the run's device."""
+        """Yield the micro-batches, on the run's device."""
         for step in self.steps():
             yield from step.batches
 
     def steps(self) -> Iterator[StepInput]:
-        """The steps: `slots` with the sample keys, `loss_divisor`, and `batches`, an iterator to be used up."""
+        """Yield the steps: `slots` with the sample keys, `loss_divisor`, and `batches`, an iterator to be used up."""
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="longtake-epoch-")))
             config = self.run.config
@@ -58,7 +58,8 @@ class Epoch:
 
 
 def batches(run: Run, epoch: int = 0, objective: type[Objective] | None = None) -> Epoch:
-    """The batches of an epoch exactly as `run.train()` would see them on one process: order, buckets and random draws.
+    """Return the batches of an epoch exactly as `run.train()` would see them on one process: order, buckets and random
+    draws.
 
         for batch in longtake.batches(run):
             print(batch.bucket.name, batch.text)
@@ -73,7 +74,7 @@ def batches(run: Run, epoch: int = 0, objective: type[Objective] | None = None) 
 
 
 def _open_stream(config: RunConfig, world: World, folder: Path, objective: type[Objective] | None) -> StepStream:
-    """The steps of a run from its start on; `folder` takes the list of clips that cannot be read."""
+    """Return the steps of a run from its start on; `folder` takes the list of clips that cannot be read."""
     if config.dataset.latents == "auto":
         raise UserError(
             'dataset.latents = "auto": expected a folder or None; write the store with `longtake data encode` and name '
@@ -89,7 +90,8 @@ def _open_stream(config: RunConfig, world: World, folder: Path, objective: type[
 
 
 def _without_weights(config: RunConfig, world: World, data: RunData, objective: type[Objective] | None) -> System:
-    """A system that knows shapes, draws and costs, and can compute nothing: its denoiser is on the meta device."""
+    """Return a system that knows shapes, draws and costs, and can compute nothing: its denoiser is on the
+    meta device."""
     if config.dataset.cost == "measure":
         raise UserError(
             'dataset.cost = "measure": the order of each launch follows from its own times; leave it out, for costs by '

@@ -74,7 +74,7 @@ class Model:
         return self.system.dtype
 
     def parameters(self) -> list[nn.Parameter]:
-        """The denoiser's parameters that train."""
+        """Return the denoiser's parameters that train."""
         return [parameter for parameter in self.denoiser.parameters() if parameter.requires_grad]
 
     @cached_property
@@ -82,7 +82,8 @@ class Model:
         return self.system.embed_nothing()
 
     def example(self, batch: Batch) -> tuple[Noised, Conditions]:
-        """The noised latents of a batch and what the denoiser is conditioned on, with the batch's own random numbers.
+        """Return the noised latents of a batch and what the denoiser is conditioned on, with the batch's own random
+        numbers.
 
         noised, conditions = model.example(batch)
         prediction = model.denoiser(noised.x, noised.t, conditions)
@@ -95,7 +96,7 @@ class Model:
         return clean_example(self.system, batch, self._no_text, weights, dropout).noised(self.system, leaves_out_known)
 
     def loss(self, batch: Batch) -> Tensor:
-        """The loss of a batch, as training computes it: a float32 scalar with its graph.
+        """Return the loss of a batch, as training computes it: a float32 scalar with its graph.
 
             model.loss(batch).backward()
 
@@ -167,7 +168,7 @@ class Model:
 
 
 def load(source: Run | str | os.PathLike[str], objective: type[Objective] | None = None) -> Model:
-    """The model of a run, or of a `.safetensors` file that `Model.save` or `longtake checkpoint export` wrote.
+    """Return the model of a run, or of a `.safetensors` file that `Model.save` or `longtake checkpoint export` wrote.
 
         model = longtake.load("outputs/demo")
         print(sum(p.numel() for p in model.denoiser.parameters()))
@@ -204,14 +205,14 @@ def load(source: Run | str | os.PathLike[str], objective: type[Objective] | None
 
 
 def one_device(config: C) -> C:
-    """The config of a whole model on one device: no parallelism, nothing compiled or offloaded."""
+    """Return the config of a whole model on one device: no parallelism, nothing compiled or offloaded."""
     changes = {"parallel": ParallelConfig.model_validate({}), "compile": False, "precision": None}
     return config.model_copy(update=changes)
 
 
 @contextmanager
 def one_process(config: SystemConfig, call: str) -> Iterator[World]:
-    """A world of this process alone, for building; the process is as before on exit. Raises `UserError` under
+    """Yield a world of this process alone, for building; the process is as before on exit. Raises `UserError` under
     torchrun, and where torch.distributed is initialized."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError(f"{call}: expected one process, found WORLD_SIZE = {os.environ['WORLD_SIZE']}; use Run.train")
@@ -221,7 +222,7 @@ def one_process(config: SystemConfig, call: str) -> Iterator[World]:
 
 
 def _merged_weights(denoiser: nn.Module) -> Mapping[str, Tensor]:
-    """The denoiser's parameters by name, with adapters merged into the weights of their layers."""
+    """Return the denoiser's parameters by name, with adapters merged into the weights of their layers."""
     from longtake.models.lora import LoraLinear
     from longtake.weights.adapters import adapters_of, merged
 

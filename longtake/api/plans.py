@@ -62,7 +62,7 @@ class Plan:
         return tuple(remedy.words for remedy in find_remedies(self.forecast)) if not self.fits else ()
 
     def to_json(self) -> dict[str, Any]:
-        """The forecast as plain data: bytes, seconds and counts, as `longtake plan --json` writes it."""
+        """Return the forecast as plain data: bytes, seconds and counts, as `longtake plan --json` writes it."""
         from longtake.plan.report import plan_json
 
         return plan_json(self.forecast)
@@ -83,7 +83,7 @@ class Plan:
 
 
 def plan_config(config: RunConfig, gpus: int, gpu: str, **assumed: Any) -> Plan:
-    """The plan of a checked config; `assumed`: fields of `plan.machine.Machine`, such as `gpus_per_node`."""
+    """Return the plan of a checked config; `assumed`: fields of `plan.machine.Machine`, such as `gpus_per_node`."""
     from longtake.plan.machine import Machine
     from longtake.plan.measure import device_named
     from longtake.plan.rates import measured_rates
@@ -94,12 +94,13 @@ def plan_config(config: RunConfig, gpus: int, gpu: str, **assumed: Any) -> Plan:
 
 
 def default_gpus(source: str) -> tuple[int, str]:
-    """Number and kind of GPUs that a plan is for by default: a preset's, those that a run's folder had, or 8 H200."""
+    """Return number and kind of GPUs that a plan is for by default: a preset's, those that a run's folder had, or 8
+    H200."""
     return preset_gpus(source) or gpus_of_folder(source) or _DEFAULT_GPUS
 
 
 def gpus_of_folder(source: str) -> tuple[int, str] | None:
-    """Number and kind of the GPUs that the run in this folder had; None where that is not known."""
+    """Return number and kind of the GPUs that the run in this folder had; None where that is not known."""
     from longtake.plan.machine import CPU
     from longtake.plan.rates import measured_rates
     from longtake.train.health.launches import read_launches

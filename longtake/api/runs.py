@@ -51,7 +51,7 @@ class Run:
 
     @classmethod
     def preset(cls, name: str) -> Run:
-        """The run of a preset, as `longtake preset` lists them. Raises `Error` for a name that is not one.
+        """Return the run of a preset, as `longtake preset` lists them. Raises `Error` for a name that is not one.
 
         run = longtake.Run.preset("wan/2.1-1.3b")
         """
@@ -65,7 +65,8 @@ class Run:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], stage: str | None = None) -> Run:
-        """The run of a config file (.py or .toml), read as data, or of an earlier run's folder, which is continued.
+        """Return the run of a config file (.py or .toml), read as data, or of an earlier run's folder, which is
+        continued.
 
         run = longtake.Run.load("outputs/demo")
 
@@ -78,7 +79,7 @@ class Run:
         return cls(source, stages, written_in(source, stages))
 
     def set(self, values: Mapping[str, Any] = MappingProxyType({}), /, *, tiny: bool = False, **top_level: Any) -> Run:
-        """The run with other values of some keys, by their dotted names; keys without a dot may be keywords.
+        """Return the run with other values of some keys, by their dotted names; keys without a dot may be keywords.
 
         run = run.set({"optim.lr": 1e-4}, max_steps=1000)
 

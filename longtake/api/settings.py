@@ -29,7 +29,7 @@ def _text_of(key: str, value: Any) -> str:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """The value with paths as text. Raises `UserError` for a type that no run file can have."""
+    """Return the value with paths as text. Raises `UserError` for a type that no run file can have."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Path):

@@ -20,7 +20,7 @@ class ShownKeys:
 
 
 def shown_keys(source: str, overrides: Sequence[str], dialect: Dialect | None = None) -> ShownKeys:
-    """The keys of a run file of training or generation, or of a run's folder. Raises `UserError`."""
+    """Return the keys of a run file of training or generation, or of a run's folder. Raises `UserError`."""
     from longtake.config.load import describe
     from longtake.train.run_file import keys_of_generation, read_run
 
@@ -38,7 +38,7 @@ def shown_keys(source: str, overrides: Sequence[str], dialect: Dialect | None = 
 
 
 def recorded_choices(source: str) -> tuple[Row, ...]:
-    """The choices of a launch that the last checkpoint in a run's folder records; empty for other sources."""
+    """Return the choices of a launch that the last checkpoint in a run's folder records; empty for other sources."""
     from longtake.checkpoint.runs import list_checkpoints
     from longtake.checkpoint.state import RunState
     from longtake.checkpoint.writer import STATE_FILE

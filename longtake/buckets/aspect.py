@@ -32,7 +32,7 @@ _SCALED = re.compile(r"(?P<side>[1-9]\d*)px(?P<suffix>_crop)?")
 
 
 def num_pixels(name: str, law: str | None = None) -> int:
-    """The pixel budget of a resolution name: 65,536 for `256px`, 230,400 for `360p`. Raises UserError."""
+    """Return the pixel budget of a resolution name: 65,536 for `256px`, 230,400 for `360p`. Raises UserError."""
     written = _written_table(name, law)
     if written is not None:
         return written.num_pixels
@@ -47,7 +47,7 @@ def lists_sizes(law: str | None) -> bool:
 
 
 def aspect_table(name: str, divisor: int, training: bool = True, law: str | None = None) -> dict[str, Shape]:
-    """The shapes of a resolution: ratio name -> (H, W), both multiples of `divisor`. The order decides ties.
+    """Return the shapes of a resolution: ratio name -> (H, W), both multiples of `divisor`. The order decides ties.
 
     From the ratio r = W/H and the budget P: W = ⌊√(P·r) / D⌋·D, then H = ⌊(P/W) / D⌋·D. For training, the
     shape is moved one D along one side where that brings its area strictly nearer to P, and a ratio whose shape has
@@ -104,7 +104,7 @@ def frame_size(name: str, ratio: str, divisor: int, law: str | None = None) -> S
 def closest_ratio(
     height: ArrayLike, width: ArrayLike, table: Mapping[str, Shape], law: str | None = None
 ) -> np.ndarray:
-    """The ratio of `table` nearest to each picture, as its position in the table: int64 [N].
+    """Return the ratio of `table` nearest to each picture, as its position in the table: int64 [N].
 
     `height`, `width`: pixels, [N], above 0. The default takes the shape that loses the least of the picture when it
     covers the shape and is cropped: the smallest |log(H/W) - log(h/w)| over the shapes (h, w) themselves. Under a
@@ -138,7 +138,7 @@ def _walk(law: str | None) -> WalkLaw:
 
 
 def _written_table(name: str, law: str | None, divisor: int = 1) -> SizeTable | None:
-    """The table of a system that wrote its own down; None where tables are computed. Raises UserError."""
+    """Return the table of a system that wrote its own down; None where tables are computed. Raises UserError."""
     walk = _walk(law)
     if isinstance(name, str) and (exact := _EXACT.fullmatch(name)):
         return _one_size(name, int(exact[1]), int(exact[2]), divisor, by_height=walk.nearest == "key")
@@ -208,7 +208,8 @@ def _twin(ratio: str) -> str:
 
 
 def _all_shapes(name: str, pixels: int, divisor: int, training: bool, unique: bool) -> dict[str, Shape]:
-    """The base ratios, then their twins; with `unique`, base ratios that repeat a shape are left out, twin included."""
+    """Return the base ratios, then their twins; with `unique`, base ratios that repeat a shape are left out, twin
+    included."""
     shapes: dict[str, Shape] = {}
     for ratio in _BASE_RATIOS:
         shape = _shape(name, pixels, ratio, divisor, training)
@@ -218,7 +219,8 @@ def _all_shapes(name: str, pixels: int, divisor: int, training: bool, unique: bo
 
 
 def _one_shape(name: str, pixels: int, ratio: str, divisor: int, training: bool) -> Shape:
-    """The shape of one ratio, also of one that is not in the base list; a portrait one is the twin of a landscape."""
+    """Return the shape of one ratio, also of one that is not in the base list; a portrait one is the twin of a
+    landscape."""
     known = {*_BASE_RATIOS, *map(_twin, _BASE_RATIOS)}
     if ratio in known:
         try:

@@ -61,7 +61,7 @@ class BucketRule:
         law: str | None = None,
         frame_interval: int | None = None,
     ) -> BucketRule:
-        """A rule from `bucket_config` as a run file has it. Raises UserError where it is malformed."""
+        """Return a rule from `bucket_config` as a run file has it. Raises UserError where it is malformed."""
         ceiling = None if fps_max is None else float(fps_max)
         entries = read_entries(bucket_config, divisor, law=law)
         return cls(tuple(entries.items()), divisor, ceiling, law, frame_interval)
@@ -115,11 +115,11 @@ class BucketRule:
         )
 
     def assign_chunk(self, columns: Columns, draw: BucketDraw) -> tuple[np.ndarray, np.ndarray]:
-        """The walk of clips in a chunk that fits the cache: `(code, interval)`."""
+        """Return the walk of clips in a chunk that fits the cache: `(code, interval)`."""
         return _walk_all(self, *columns, draw)
 
     def timing(self, columns: Columns, draw: BucketDraw) -> Timing:
-        """The whole of each clip, at the stride of the frame-rate rule."""
+        """Return the whole of each clip, at the stride of the frame-rate rule."""
         num_frames, fps = columns[0], columns[3]
         rate, interval = frame_interval(fps, self.fps_max, self.stride)
         return Timing(rate, interval, np.zeros(len(interval), np.int64), np.asarray(num_frames).astype(np.int64))
@@ -131,7 +131,7 @@ class BucketRule:
         return {"bucket_config": entries, "size_divisor": self.divisor, "frame_interval": data.get("frame_interval", 1)}
 
     def to_json(self) -> dict[str, Any]:
-        """The rule as plain data, kept with the state of a pass."""
+        """Return the rule as plain data, kept with the state of a pass."""
         config = {
             name: {str(e.num_frames): [e.keep if e.skip is None else [e.keep, e.skip], e.batch_size] for e in entries}
             for name, entries in self.config
@@ -142,7 +142,7 @@ class BucketRule:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BucketRule:
-        """The rule that `to_json` wrote; its second probabilities are of skipping, whatever the law."""
+        """Return the rule that `to_json` wrote; its second probabilities are of skipping, whatever the law."""
         config = tuple(
             (
                 name,
@@ -162,7 +162,7 @@ def register_law(kind: str, read: Callable[[Mapping[str, Any]], BucketLaw]) -> N
 
 
 def read_law(data: Mapping[str, Any]) -> BucketLaw:
-    """The law that `to_json` wrote. Raises `UserError` for a kind that nobody has registered."""
+    """Return the law that `to_json` wrote. Raises `UserError` for a kind that nobody has registered."""
     if KIND not in data:
         try:
             return BucketRule.from_json(data)
@@ -182,7 +182,7 @@ def read_law(data: Mapping[str, Any]) -> BucketLaw:
 def assign(
     rule: BucketLaw, num_frames: np.ndarray, height: np.ndarray, width: np.ndarray, fps: np.ndarray, draw: BucketDraw
 ) -> np.ndarray:
-    """The bucket of each clip: int32 [N], a position in `rule.buckets`, or an `Unused` reason (negative).
+    """Return the bucket of each clip: int32 [N], a position in `rule.buckets`, or an `Unused` reason (negative).
 
     The columns are numbers of any type, [N]; missing values are NaN. `fps` may be NaN (unknown: the clip is taken
     frame by frame).

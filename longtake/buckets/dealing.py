@@ -20,14 +20,14 @@ class Forward:
     first: int  # place of the first among the step's micro-batches
 
     def number(self, index: int) -> int | None:
-        """The place of micro-batch `index` among those of the step; None for a filler."""
+        """Return the place of micro-batch `index` among those of the step; None for a filler."""
         return self.first + index if self.slots[index].is_real else None
 
 
 def deal(
     slots: Sequence[Slot], num_ranks: int, rank: int, at_once: Callable[[Bucket], int] = lambda bucket: 1
 ) -> list[Forward]:
-    """The forwards of one data rank in a step.
+    """Return the forwards of one data rank in a step.
 
     `slots`: all micro-batches of the step in their order, the same list on every rank; `at_once`: how many of a bucket
     a data rank runs side by side. Neighbours in the list that are of one bucket share forwards of that many, and
@@ -58,7 +58,7 @@ def _filler(slot: Slot) -> Slot:
 
 
 def step_digest(slots: Sequence[Slot]) -> int:
-    """A 64-bit digest of the keys of the real samples of a step, in order: equal on any number of ranks."""
+    """Return a 64-bit digest of the keys of the real samples of a step, in order: equal on any number of ranks."""
     return hash64(*(slot.keys[slot.weights > 0].astype("<u8").tobytes() for slot in slots if slot.is_real))
 
 

@@ -48,7 +48,8 @@ def bucket_config_faults(config: Any, divisor: int | None = None, law: str | Non
 def read_entries(
     config: BucketConfig, divisor: int | None = None, law: str | None = None
 ) -> dict[str, tuple[Entry, ...]]:
-    """The entries of each resolution, in the order written. Raises UserError with the first fault and their number."""
+    """Return the entries of each resolution, in the order written. Raises UserError with the first fault and their
+    number."""
     entries, faults = _read(config, divisor, law)
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""

@@ -91,7 +91,7 @@ class OrderInputs:
             vars(self).setdefault("clip_digests", tuple(digests))
 
     def fingerprint(self, pass_index: int) -> str:
-        """A hash of everything that, changed in the middle of a pass, begins an era."""
+        """Return a hash of everything that, changed in the middle of a pass, begins an era."""
         if pass_index not in self._known:  # other inputs, quarantined samples too, are another object
             self._known[pass_index] = self._hash(pass_index)
         return self._known[pass_index]
@@ -116,7 +116,7 @@ class OrderInputs:
         return np.array([sample for sample, failed in self.quarantined.items() if failed < pass_index], np.uint64)
 
     def samples(self, pass_index: int) -> tuple[np.ndarray | None, np.ndarray]:
-        """The samples of a pass: `(rows, ids)`, int64 and uint64 [S], in table order.
+        """Return the samples of a pass: `(rows, ids)`, int64 and uint64 [S], in table order.
 
         A clip of weight w has floor(w) copies, and one more where a uniform number of this pass falls below the
         rest. Where every clip has exactly one copy, `rows` is None: sample i is row i.

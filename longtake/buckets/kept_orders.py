@@ -89,7 +89,7 @@ def _remove_oldest(table: Path) -> None:
 
 
 def _plain(order: PassOrder) -> dict[str, Any]:
-    """The report, fit for JSON."""
+    """Return the report, fit for JSON."""
     report, buckets = order.report, {bucket: i for i, bucket in enumerate(order.inputs.rule.buckets)}
     lines = [
         [buckets[line.bucket], *(getattr(line, each.name) for each in fields(line)[1:])] for line in report.buckets

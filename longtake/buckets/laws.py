@@ -91,7 +91,7 @@ _WRITTEN = """
 
 
 def _read(text: str) -> dict[str, SizeTable]:
-    """The tables as they are written down above, by name."""
+    """Return the tables as they are written down above, by name."""
     tables = {}
     for table in re.split(r"\n(?=\S)", text.strip()):
         name, pixels, _ = table.split(maxsplit=2)

@@ -56,12 +56,12 @@ class CostModel:
         return np.array([self.cost(bucket) for bucket in buckets], np.float64)
 
     def to_json(self) -> dict[str, Any]:
-        """The model as plain data, kept with the state of a pass."""
+        """Return the model as plain data, kept with the state of a pass."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CostModel:
-        """The model that `to_json` wrote."""
+        """Return the model that `to_json` wrote."""
         return cls(**{**data, "latent": LatentShape(**data["latent"])})
 
 
@@ -90,7 +90,7 @@ def fit_cost(tokens: Sequence[float], costs: Sequence[float]) -> tuple[float, fl
 
 
 def fill_window(left: np.ndarray, num_slots: int, random_words: np.ndarray) -> np.ndarray:
-    """The bucket of each slot of one window: int64 [num_slots].
+    """Return the bucket of each slot of one window: int64 [num_slots].
 
     `left`: int64 [B], micro-batches left in each bucket, at least `num_slots` in all; `random_words`: uint32
     [num_slots + 2]. Systematic sampling: points at equal distances on the line of all micro-batches left, with one
@@ -107,7 +107,8 @@ def fill_window(left: np.ndarray, num_slots: int, random_words: np.ndarray) -> n
 
 
 def balance_window(filled: np.ndarray, costs: np.ndarray, side_by_side: int, random_words: np.ndarray) -> np.ndarray:
-    """The slots of one window, rearranged so that those which run side by side cost nearly the same: int64 [num_slots].
+    """Return the slots of one window, rearranged so that those which run side by side cost nearly the same: int64
+    [num_slots].
 
     `filled`: their buckets, shuffled; `costs`: float64 [B] of a micro-batch of each bucket; `random_words`: uint32
     [num_slots // side_by_side]. Slots are sorted by cost and cut into groups of `side_by_side`, which are shuffled. The
@@ -132,7 +133,7 @@ def fill_windows(
     costs: np.ndarray | None = None,
     side_by_side: int = 1,
 ) -> np.ndarray:
-    """The bucket of each slot from the start of `first_window` to the end of the pass: int32 [sum of `left`].
+    """Return the bucket of each slot from the start of `first_window` to the end of the pass: int32 [sum of `left`].
 
     Every window has `window_slots` slots; the last one takes what is left. `costs`: float64 [B] of a micro-batch of
     each bucket, None for slots in random order; `side_by_side` divides `window_slots`.

@@ -73,7 +73,7 @@ class PassOrder:
         return len(self.keys) - int(taken.sum())
 
     def step(self, index: int) -> list[Slot]:
-        """The micro-batches of a step, those of its 1..G slots one after the other, all real.
+        """Return the micro-batches of a step, those of its 1..G slots one after the other, all real.
 
         `index` in 0..num_steps - 1. A bucket's last slot may have fewer than others.
         """
@@ -91,7 +91,7 @@ class PassOrder:
         return slots
 
     def state(self, index: int) -> dict[str, Any]:
-        """The state after `index` further steps, 0..num_steps: plain data for `plan_pass`, fit for JSON."""
+        """Return the state after `index` further steps, 0..num_steps: plain data for `plan_pass`, fit for JSON."""
         slot = self._slot_after(index)
         window_slots = self.inputs.window_steps * self.inputs.slots_per_step
         windows = slot // window_slots
@@ -105,7 +105,7 @@ class PassOrder:
         }
 
     def seek(self, index: int) -> PassOrder:
-        """The order from `index` steps further on, as if they had been taken."""
+        """Return the order from `index` steps further on, as if they had been taken."""
         return replace(self, position=self._slot_after(index))
 
     @cached_property
@@ -150,7 +150,8 @@ class PassOrder:
         return self.window_start | dict(zip(names, self.keys[ends - 1].tolist(), strict=True))
 
     def _slot(self, index: int, micro_batch: int, place: tuple[int, int]) -> Slot:
-        """A micro-batch of bucket `index`; `place`: the number of its slot in the step, and how many slots that has."""
+        """Return a micro-batch of bucket `index`; `place`: the number of its slot in the step, and how many slots that
+        has."""
         bucket = self.inputs.rule.buckets[index]
         first = int(self.bounds[index]) + micro_batch * bucket.batch_size
         num_real = min(bucket.batch_size, int(self.bounds[index + 1]) - first)
@@ -163,7 +164,7 @@ class PassOrder:
 
 
 def plan_pass(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any] | None = None) -> PassOrder:
-    """The order of a pass, from its start or from a state that `PassOrder.state` gave.
+    """Return the order of a pass, from its start or from a state that `PassOrder.state` gave.
 
     With unchanged inputs the order goes on exactly where the state was, in the middle of a window too. With changed
     ones (rule, batch sizes, G, rows, weights, quarantine, window, views, cost, slot sizes) what is unseen is dealt
@@ -179,7 +180,7 @@ def settled_state(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any]
 
 
 def plan_from(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any]) -> PassOrder:
-    """The order from a state that is of these inputs."""
+    """Return the order from a state that is of these inputs."""
     rows, ids = inputs.samples(pass_index)
     eras = tuple(Era(read_law(era["rule"]), view_of(pass_index, era["views"]), era["last"]) for era in state["eras"])
     found = sort_samples(Sweep(inputs, pass_index, rows, ids, eras, state["window_start"]))
@@ -213,7 +214,7 @@ def _empty_state(inputs: OrderInputs, pass_index: int) -> dict[str, Any]:
 
 
 def _beginning(inputs: OrderInputs, pass_index: int) -> dict[str, Any]:
-    """An empty state without the digests of all clips, which only a state that is written needs."""
+    """Return an empty state without the digests of all clips, which only a state that is written needs."""
     return {
         "format": STATE_FORMAT,
         "seed": inputs.seed,
@@ -228,7 +229,7 @@ def _beginning(inputs: OrderInputs, pass_index: int) -> dict[str, Any]:
 
 
 def _continue_state(inputs: OrderInputs, pass_index: int, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state itself where the inputs are its own; else the state at the start of a new era."""
+    """Return the state itself where the inputs are its own; else the state at the start of a new era."""
     if state.get("format") != STATE_FORMAT:
         raise UserError(f"order state: format {state.get('format')} was found, format {STATE_FORMAT} is read here")
     check_position(state)
@@ -257,7 +258,7 @@ def _continue_state(inputs: OrderInputs, pass_index: int, state: Mapping[str, An
 
 
 def write_order(order: PassOrder, folder: Path) -> None:
-    """Writes the arrays of an order into an existing folder: about 13 bytes a sample (29 where clips have copies)."""
+    """Write the arrays of an order into an existing folder: about 13 bytes a sample (29 where clips have copies)."""
     names = _ARRAYS if order.rows is None else _ARRAYS + _COPIES
     for name in names:
         path, array = folder / f"{name}.npy", np.ascontiguousarray(getattr(order, name))
@@ -273,7 +274,7 @@ def order_summary(order: PassOrder) -> dict[str, Any]:
 
 
 def open_order(inputs: OrderInputs, summary: Mapping[str, Any], folder: Path) -> PassOrder:
-    """The order that `write_order` and `order_summary` describe; its arrays stay on disk, shared by all readers.
+    """Return the order that `write_order` and `order_summary` describe; its arrays stay on disk, shared by all readers.
 
     `inputs`: those the order was planned from. The files may be removed once every process has opened them.
     """
@@ -284,7 +285,7 @@ def open_order(inputs: OrderInputs, summary: Mapping[str, Any], folder: Path) ->
 
 
 def _mapped(path: Path) -> np.ndarray:
-    """An array read page by page; one without entries cannot be mapped and is read whole."""
+    """Return an array read page by page; one without entries cannot be mapped and is read whole."""
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError:

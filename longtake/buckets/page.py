@@ -11,7 +11,7 @@ _MOST_ROWS = 24  # buckets that are shown at once
 
 
 def bucket_picture(report: Mapping[str, Any]) -> Html:
-    """A report as plain data (`BucketReport.to_json`, `bucket_report.json`), as parts of a page."""
+    """Return a report as plain data (`BucketReport.to_json`, `bucket_report.json`), as parts of a page."""
     clips, unused, used = report["clips"], list(report["unused"].items()), f"{report['used']:,} used"
     counted = report["pass"], f"{report['used']:,}", f"{clips:,}", f"{report['samples']:,}", f"{report['steps']:,}"
     kept = percent(1 - report["frames_cut"]), percent(1 - report["area_cut"])

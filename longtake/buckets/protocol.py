@@ -66,12 +66,14 @@ class BucketDraw(Protocol):
 
 
 def view_of(pass_index: int, views: int) -> int:
-    """The pass that the draws of buckets and pixels use: `pass mod views`, or the pass itself where `views` is 0."""
+    """Return the pass that the draws of buckets and pixels use: `pass mod views`, or the pass itself where `views` is
+    0."""
     return pass_index % views if views else pass_index
 
 
 def keyed_draw(seed: int, stage: int, pass_index: int, samples: np.ndarray) -> BucketDraw:
-    """The draws of a run: functions of (seed, stage, pass, sample, resolution, length, kind) and of nothing else.
+    """Return the draws of a run: functions of (seed, stage, pass, sample, resolution, length, kind) and of nothing
+    else.
 
     `samples`: uint64 [N], sample ids of the rows. The entry enters the counter through its hash, so no decision of a
     sample changes when other entries come, go or change.
@@ -133,4 +135,4 @@ class BucketLaw(Protocol):
         """What decides which bucket, and which frames, a sample has, by readable names; batch sizes are left out."""
 
     def to_json(self) -> dict[str, Any]:
-        """The law as plain data, kept with the state of a pass; under `KIND` the name of its reader."""
+        """Return the law as plain data, kept with the state of a pass; under `KIND` the name of its reader."""

@@ -80,7 +80,8 @@ class BucketReport:
         return sum(line.fillers for line in self.buckets)
 
     def as_rows(self) -> list[tuple[str, int, int, int, int, int, float, float]]:
-        """A row for each bucket: name, batch size, clips, samples, micro-batches, fillers, frames cut, area cut."""
+        """Return a row for each bucket: name, batch size, clips, samples, micro-batches, fillers, frames cut,
+        area cut."""
         rows = []
         for line in self.buckets:
             counts = line.clips, line.samples, line.micro_batches, line.fillers
@@ -89,7 +90,7 @@ class BucketReport:
         return rows
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data."""
+        """Return the report as plain data."""
         columns = ("batch_size", "clips", "samples", "micro_batches", "fillers", "frames_cut", "area_cut")
         return {
             "format_version": REPORT_VERSION,
@@ -117,7 +118,7 @@ class BucketReport:
         }
 
     def text(self) -> str:
-        """The report as a plain table with a line for each reason below it."""
+        """Return the report as a plain table with a line for each reason below it."""
         heading = ("bucket", "TxHxW", "batch", "clips", "samples", "micro-batches", "fillers", "time cut", "area cut")
         counts = (self.num_used, self.num_samples, self.num_micro_batches, self.num_fillers)
         total = ("total", "", "", *counts, self.frames_cut, self.area_cut)
@@ -139,7 +140,7 @@ class BucketReport:
         return "\n".join([*lines, *self._filler_lines()])
 
     def _filler_lines(self) -> list[str]:
-        """A line where more than a fifth of the computed samples are fillers, with the batch sizes that fit."""
+        """Return a line where more than a fifth of the computed samples are fillers, with the batch sizes that fit."""
         computed = self.num_samples + self.num_fillers
         if self.num_fillers <= _MAX_FILLERS * computed:
             return []
@@ -171,7 +172,8 @@ class BucketReport:
 
 
 def _fitting_batch_size(size: int, counts: list[int]) -> int:
-    """The largest batch size up to `size` at which at most a fifth of what buckets of these samples compute is filler.
+    """Return the largest batch size up to `size` at which at most a fifth of what buckets of these samples compute is
+    filler.
 
     It is never above the largest count: that would only add fillers.
     """

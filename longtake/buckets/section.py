@@ -21,14 +21,15 @@ class SizesSection(OpenSection):
     type: str = Field(description="how sizes and lengths are drawn")
 
     def law(self, config: Any) -> BucketLaw:
-        """The law of a run's config. Raises `UserError` for options that give no buckets."""
+        """Return the law of a run's config. Raises `UserError` for options that give no buckets."""
         return resolve_name(self.LAW)(self, config)
 
     @abstractmethod
     def sampled(self, config: Any) -> dict[str, Any]:
-        """The size keys of `sampling_option` that a run under this law is sampled at; `config`: what its model is."""
+        """Return the size keys of `sampling_option` that a run under this law is sampled at; `config`: what its model
+        is."""
 
     @classmethod
     def tiny(cls, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """The keys that shrink such a section, given as plain data, to what a CPU handles in seconds."""
+        """Return the keys that shrink such a section, given as plain data, to what a CPU handles in seconds."""
         return {}

@@ -101,7 +101,7 @@ class _SortedChunk:
 
 
 def _sort_chunk(sweep: Sweep, chunk: slice, absent: np.ndarray, codes: np.ndarray) -> _SortedChunk:
-    """Assigns the samples of a chunk, writes their codes, and brings those still to be trained on in bucket order.
+    """Assign the samples of a chunk, write their codes, and bring those still to be trained on in bucket order.
 
     `absent`: uint64, ascending: ids of the samples in quarantine.
     """
@@ -154,7 +154,7 @@ def _trimmed(rule: BucketLaw, code: np.ndarray, *columns: np.ndarray) -> np.ndar
 
 
 def _place_chunk(piece: _SortedChunk, places: np.ndarray, start: int, order: np.ndarray, keys: np.ndarray) -> None:
-    """Copies a chunk into its place in every bucket: `places` int64 [B]."""
+    """Copy a chunk into its place in every bucket: `places` int64 [B]."""
     before = np.cumsum(piece.counts) - piece.counts
     target = np.repeat(places - before, piece.counts) + np.arange(len(piece.keys))
     order[target] = piece.order.astype(order.dtype) + order.dtype.type(start)

@@ -95,14 +95,14 @@ class BackgroundSaver:
         return target
 
     def _staged(self, files: tuple[ShardFile, ...], tensors: Mapping[str, Tensor]) -> _WriterProcess:
-        """The writer that has a copy of this rank's part."""
+        """Return the writer that has a copy of this rank's part."""
         if self._staging.take(files, tensors) or self._writer is None or not self._writer.alive:
             self.close(0.0)  # the memory file is another one
             self._writer = _WriterProcess(self._staging.descriptor)
         return self._writer
 
     def wait(self) -> None:
-        """Waits until the save in progress is complete on all ranks. Raises UserError on all of them if it failed."""
+        """Wait until the save in progress is complete on all ranks. Raises UserError on all of them if it failed."""
         job = self._job
         if job is None:
             return
@@ -115,7 +115,7 @@ class BackgroundSaver:
         self._job = None
 
     def close(self, seconds: float) -> None:
-        """Ends the writer, at the latest after `seconds`, which a save in progress has to finish."""
+        """End the writer, at the latest after `seconds`, which a save in progress has to finish."""
         if self._job is not None:
             wait([self._job.ended], seconds)
         if self._writer is not None:
@@ -135,7 +135,7 @@ class Staging:
         self._pinned = False
 
     def take(self, files: tuple[ShardFile, ...], tensors: Mapping[str, Tensor]) -> bool:
-        """Copies the pieces of `files`; returns whether a new memory file was made for them. Waits for the device."""
+        """Copy the pieces of `files`; return whether a new memory file was made for them. Waits for the device."""
         num_bytes = max([_LEAST_BYTES, *(file.start + file.num_bytes for file in files)])
         on_cuda = any(tensor.is_cuda for tensor in tensors.values())
         renewed = self._bytes is None or num_bytes > len(self._bytes)
@@ -160,7 +160,7 @@ class Staging:
         self._pinned = pinned and pin(self._bytes)
 
     def free(self) -> None:
-        """Gives the memory back."""
+        """Give the memory back."""
         if self._bytes is None:
             return
         if self._pinned:
@@ -196,7 +196,7 @@ class _WriterProcess:
         self._process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """The next answer; an error where the process is gone."""
+        """Return the next answer; an error where the process is gone."""
         line = self._process.stdout.readline()
         if line.endswith("\n"):
             return json.loads(line)
@@ -243,7 +243,7 @@ class _Job:
                     future.set_exception(fault)
 
     def _take(self, answer: Mapping[str, Any]) -> None:
-        """Raises `UserError` for an answer that is an error."""
+        """Raise `UserError` for an answer that is an error."""
         if "error" in answer and answer["errno"] is not None:
             raise UserError(self.disk_sentence(OSError(answer["errno"], answer["error"])))
         if "error" in answer:

@@ -69,7 +69,7 @@ def read_metadata(folder: Path) -> Metadata:
 
 
 def rows_of(metadata: Metadata) -> list[TensorRow]:
-    """The tensors by name."""
+    """Return the tensors by name."""
     rows = []
     for name, saved in sorted(metadata.state_dict_metadata.items()):
         dtype = saved.properties.dtype

@@ -71,16 +71,16 @@ class CheckpointWeights(Mapping[str, Tensor]):
         return len(self._rows)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, whole, from the file headers."""
+        """Return the shape of a tensor, whole, from the file headers."""
         return self._rows[name][0].shape
 
     def dtype(self, name: str) -> torch.dtype:
-        """The dtype of a tensor, from the file headers."""
+        """Return the dtype of a tensor, from the file headers."""
         return self._rows[name][0].dtype
 
 
 def _frozen_rows(folder: Path) -> dict[str, tuple[TensorRow, Metadata]]:
-    """The tensors that a run did not train. Raises UserError where their folder is damaged."""
+    """Return the tensors that a run did not train. Raises UserError where their folder is damaged."""
     if faults := verify(folder):
         raise UserError(damage_sentence(folder, faults))
     saved = read_metadata(folder)
@@ -93,7 +93,7 @@ def plain_name(row: TensorRow) -> str:
 
 
 def assemble(row: TensorRow, saved: Metadata) -> Tensor:
-    """The whole tensor out of its shards, on the CPU."""
+    """Return the whole tensor out of its shards, on the CPU."""
     whole = torch.empty(row.shape, dtype=row.dtype)
     for chunk in saved.state_dict_metadata[row.name].chunks:
         place = saved.storage_data[MetadataIndex(row.name, chunk.offsets)]

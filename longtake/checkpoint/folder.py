@@ -123,7 +123,7 @@ def _why_missing(folder: Path) -> str:
 
 
 def read_state(folder: str | Path) -> dict[str, Any]:
-    """The dict that was handed to `save_checkpoint`, from run.json (tuples come back as lists).
+    """Return the dict that was handed to `save_checkpoint`, from run.json (tuples come back as lists).
 
     Raises UserError where the checkpoint is not complete, of another format, or run.json is damaged.
     """

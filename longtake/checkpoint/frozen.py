@@ -78,7 +78,7 @@ def restore_frozen(
     on_progress: Callable[[float], None] = lambda share: None,
     prefix: str = "",
 ) -> None:
-    """Fills the frozen tensors of a run from `frozen/` beside `checkpoint`, and makes sure that they are its own.
+    """Fill the frozen tensors of a run from `frozen/` beside `checkpoint`, and make sure that they are its own.
 
     `facts`: of the checkpoint's state. Where they name a source, `into` is filled already. Collective. Raises
     UserError where the checkpoint was made with others.

@@ -71,7 +71,8 @@ def _placed(tensor: Tensor) -> object:
 
 
 def lay_out(tensors: Mapping[str, Tensor], limit_bytes: int = SHARD_BYTES) -> tuple[ShardFile, ...]:
-    """The files of this rank. Collective: PyTorch's planner on rank 0 decides which rank writes what several hold."""
+    """Return the files of this rank. Collective: PyTorch's planner on rank 0 decides which rank writes what several
+    hold."""
     plan = _plan(dict(tensors))
     pieces = []
     for item in plan.items:
@@ -109,13 +110,14 @@ def _plan(tensors: dict[str, Tensor]) -> SavePlan:
 
 
 def first_cause(error: CheckpointException) -> BaseException:
-    """The lowest rank's own error inside DCP's collection; a Ctrl-C on any rank comes first."""
+    """Return the lowest rank's own error inside DCP's collection; a Ctrl-C on any rank comes first."""
     causes = [error.failures[rank][0] for rank in sorted(error.failures)]
     return next((cause for cause in causes if isinstance(cause, KeyboardInterrupt)), causes[0])
 
 
 def deal_into_files(pieces: list[Piece], limit_bytes: int) -> list[list[Piece]]:
-    """The pieces of each file, by name: one part (`model`, `ema` …) a file, a new one where it gets too large."""
+    """Return the pieces of each file, by name: one part (`model`, `ema` …) a file, a new one where it gets
+    too large."""
     files: list[list[Piece]] = []
     for _, group in groupby(sorted(pieces, key=lambda piece: piece.name), lambda piece: piece.name.split(".")[0]):
         part = list(group)
@@ -126,7 +128,7 @@ def deal_into_files(pieces: list[Piece], limit_bytes: int) -> list[list[Piece]]:
 
 
 def _header(pieces: list[Piece]) -> bytes:
-    """The head of a file, with the places of the pieces as PyTorch's Hugging Face storage writes them."""
+    """Return the head of a file, with the places of the pieces as PyTorch's Hugging Face storage writes them."""
     places = {piece.name: {"saved_offsets": list(piece.offsets)} for piece in pieces}
     facts = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places)}
     return safetensors_head([(piece.name, piece.dtype, piece.sizes) for piece in pieces], facts)

@@ -24,7 +24,7 @@ _TOUCH_SECONDS = 60.0
 
 @contextmanager
 def leased(checkpoint: Path) -> Iterator[None]:
-    """Keeps `retain`, on whichever machine, from removing a checkpoint while the body reads it. Raises OSError where no
+    """Keep `retain`, on whichever machine, from removing a checkpoint while the body reads it. Raises OSError where no
     lease can be written."""
     folder = checkpoint.parent / FOLDER
     folder.mkdir(exist_ok=True)

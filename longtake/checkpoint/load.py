@@ -112,5 +112,5 @@ def _read(reader: _ListedReader, into: dict[str, Tensor]) -> None:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
+    """Return the first few names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

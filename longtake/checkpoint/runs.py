@@ -42,7 +42,7 @@ class CheckpointInfo:
 
 
 def list_checkpoints(run_folder: str | Path) -> list[CheckpointInfo]:
-    """The checkpoints in a run folder, oldest step first. Working folders (`.partial`) are none."""
+    """Return the checkpoints in a run folder, oldest step first. Working folders (`.partial`) are none."""
     folder = Path(run_folder)
     if not folder.is_dir():
         return []
@@ -67,7 +67,7 @@ def _look_at(path: Path) -> CheckpointInfo:
 
 
 def resolve(spec: str | Path, outputs: str | Path = "outputs") -> Path:
-    """The checkpoint folder that `spec` means.
+    """Return the checkpoint folder that `spec` means.
 
     `spec`: `latest` (over all runs in `outputs`), a checkpoint folder, a run folder, a name in `outputs`, or a glob of
     any of these. Of several in one run the highest step is taken, of several runs the one saved last. Raises UserError
@@ -105,7 +105,7 @@ def hold(spec: str | Path, outputs: str | Path = "outputs") -> Iterator[Path]:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keeps `retain`, in whichever process, from removing a checkpoint while the body reads it.
+    """Keep `retain`, in whichever process, from removing a checkpoint while the body reads it.
 
     One that is gone, or a file system without locks, is passed over: the body finds out.
     """
@@ -145,7 +145,7 @@ def _places(spec: str, outputs: Path) -> list[Path]:
 
 
 def _checkpoints_at(place: Path) -> Iterable[CheckpointInfo]:
-    """The place itself where it is a checkpoint, otherwise those in it."""
+    """Return the place itself where it is a checkpoint, otherwise those in it."""
     if place.name.endswith(PARTIAL_SUFFIX):
         return []
     if parse_name(place.resolve().name) or (place / MARKER).exists():
@@ -189,7 +189,7 @@ def remove_checkpoint(folder: Path) -> None:
 
 
 def sweep(run_folder: Path) -> None:
-    """Removes, and names, what cut-off saves and removals have left: `.partial` folders, and checkpoints without
+    """Remove, and names, what cut-off saves and removals have left: `.partial` folders, and checkpoints without
     COMPLETE that are older than one that has it. Only the holder of the run's lock may call it."""
     infos = list_checkpoints(run_folder)
     newest = max((info.step for info in infos if info.complete), default=-1)
@@ -204,7 +204,7 @@ def sweep(run_folder: Path) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Takes its name from a damaged checkpoint, so that the run can save that step again; nothing is deleted."""
+    """Take its name from a damaged checkpoint, so that the run can save that step again; nothing is deleted."""
     number = 1
     while (aside := folder.with_name(f"{folder.name}.damaged{'' if number == 1 else f'-{number}'}")).exists():
         number += 1
@@ -213,7 +213,8 @@ def set_aside(folder: Path) -> Path:
 
 
 def last_whole(run_folder: Path, world: World) -> Path | None:
-    """The newest checkpoint of a run whose every byte is as it was written; None where the run has none. Collective.
+    """Return the newest checkpoint of a run whose every byte is as it was written; None where the run has none.
+    Collective.
 
     Only the holder of the run's lock may call it: newer ones, which are damaged, are reported and renamed; leftovers
     of cut-off saves are removed. Raises UserError where all are damaged, or one is of another format.

@@ -62,7 +62,7 @@ def save_into(target: Path, epoch: int, step: int, tensors: Mapping[str, Tensor]
 
 
 def state_bytes(state: Mapping[str, Any]) -> bytes:
-    """The content of run.json."""
+    """Return the content of run.json."""
     return json.dumps({"format_version": FORMAT_VERSION, **state}, indent=1).encode()
 
 
@@ -72,7 +72,7 @@ def marker_facts(epoch: int, step: int) -> dict[str, int]:
 
 
 def discard(partial: Path) -> None:
-    """Removes a working folder, on rank 0."""
+    """Remove a working folder, on rank 0."""
     if World.here().is_main:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -98,7 +98,7 @@ def open_partial(target: Path) -> Path:
 def _write_shards(
     partial: Path, files: tuple[ShardFile, ...], tensors: Mapping[str, Tensor]
 ) -> dict[str, writer.Record]:
-    """Writes and fsyncs this rank's files, one tensor at a time in memory; what COMPLETE says of them."""
+    """Write and fsync this rank's files, one tensor at a time in memory; what COMPLETE says of them."""
 
     def pieces(file: ShardFile) -> Iterator[memoryview]:
         for piece in file.pieces:

@@ -27,7 +27,7 @@ class Clock:
     tokens: Count = 0  # video tokens of those samples
 
     def tick(self, pass_index: int, samples: int, tokens: int) -> Clock:
-        """The clock after one more step of pass `pass_index`."""
+        """Return the clock after one more step of pass `pass_index`."""
         return replace(
             self,
             global_step=self.global_step + 1,
@@ -92,7 +92,7 @@ class RunState:
     objective: CustomObjective | None = None  # None: the config's
 
     def frozen_of(self, prefix: str) -> Frozen | None:
-        """The tensors that do not train of the first denoiser (""), or of the second (`folder.LOW_NOISE`)."""
+        """Return the tensors that do not train of the first denoiser (""), or of the second (`folder.LOW_NOISE`)."""
         return self.low_noise_frozen if prefix else self.frozen
 
     @property

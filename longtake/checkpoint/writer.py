@@ -38,7 +38,7 @@ Record = dict[str, Any]  # {"num_bytes": int, "crc32": eight hexadecimal digits,
 
 
 def write_shard(path: Path, header: bytes, pieces: Iterable[memoryview]) -> Record:
-    """Writes and fsyncs one safetensors file (its head, then the bytes of its tensors); returns size and checksum."""
+    """Write and fsync one safetensors file (its head, then the bytes of its tensors); return size and checksum."""
     size, crc, head = 0, 0, zlib.crc32(header)
     with naming(path), path.open("wb", buffering=0) as stream:
         for piece in chain([memoryview(header)], pieces):  # taken one by one: each may be a copy of its own
@@ -51,7 +51,7 @@ def write_shard(path: Path, header: bytes, pieces: Iterable[memoryview]) -> Reco
 
 
 def _write_all(descriptor: int, block: memoryview) -> int:
-    """Writes all of `block`, also where the system takes it in parts."""
+    """Write all of `block`, also where the system takes it in parts."""
     done = 0
     while done < len(block):
         done += os.write(descriptor, block[done:])
@@ -59,7 +59,7 @@ def _write_all(descriptor: int, block: memoryview) -> int:
 
 
 def commit(partial: Path, target: Path, state: bytes, marker: dict[str, Any], files: dict[str, Record]) -> None:
-    """Writes run.json and COMPLETE into the working folder, then gives it its name."""
+    """Write run.json and COMPLETE into the working folder, then gives it its name."""
     write_whole(partial / STATE_FILE, state)
     listed = {**files, STATE_FILE: {"num_bytes": len(state), "crc32": f"{zlib.crc32(state):08x}"}}
     content = {**marker, "saved_at": datetime.now(UTC).isoformat(), "files": listed}

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
         typed_names: Mapping[str, str]  # Longtake's key -> the name that the user typed for it
 
         def command(self, words: list[str]) -> list[str]:
-            """The verb, RUN and flags of Longtake, these perhaps by the other system's names. Raises `UserError`."""
+            """Return the verb, RUN and flags of Longtake, these perhaps by the other system's names. Raises
+            `UserError`."""
             ...
 
 
@@ -89,7 +90,7 @@ def root(
 
 
 def run(arguments: Sequence[str], dialect: CommandDialect | None = None) -> int:
-    """Runs a command line and returns the exit status. A user's mistake has been printed; what else goes wrong is
+    """Run a command line and return the exit status. A user's mistake has been printed; what else goes wrong is
     raised, and so is an interrupt."""
     words = list(arguments)
     command = typer.main.get_command(app)
@@ -135,7 +136,7 @@ def run(arguments: Sequence[str], dialect: CommandDialect | None = None) -> int:
 
 
 def is_windows() -> bool:
-    """True on Windows itself; WSL2 is Linux."""
+    """Return True on Windows itself; WSL2 is Linux."""
     return sys.platform == "win32"
 
 

@@ -27,7 +27,7 @@ _LINE, _LINES = 2000, 110  # most characters of a line of a complaint, and lines
 
 
 def complain(sentence: str, to_torchrun: bool = True) -> None:
-    """Prints the sentence on stderr, with the rank in front where there are several; `to_torchrun`: as the cause of an
+    """Print the sentence on stderr, with the rank in front where there are several; `to_torchrun`: as the cause of an
     end, which torchrun reports."""
     sentence = visible(_bounded(sentence))
     rank, report = os.environ.get("RANK", "0"), os.environ.get("TORCHELASTIC_ERROR_FILE")
@@ -45,7 +45,7 @@ def complain(sentence: str, to_torchrun: bool = True) -> None:
 
 
 def _bounded(text: str) -> str:
-    """A sentence, or several lines of them, without the middle of what is too long to read."""
+    """Return a sentence, or several lines of them, without the middle of what is too long to read."""
     lines = [line if len(line) <= _LINE else f"{line[: _LINE - 500]} … {line[-400:]}" for line in text.split("\n")]
     return "\n".join(lines if len(lines) <= _LINES else [*lines[:_LINES], f"… and {len(lines) - _LINES} lines more"])
 
@@ -62,7 +62,7 @@ def _said_by_first(folder: Path, sentence: str) -> bool:
 def print_table(
     console: Console, head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = ()
 ) -> None:
-    """Prints rows under their heads, columns named in `numbers` at the right. On a terminal a long cell is folded;
+    """Print rows under their heads, columns named in `numbers` at the right. On a terminal a long cell is folded;
     elsewhere each row is one line, for grep and awk."""
     if not console.is_terminal:
         widths = [max(len(line[i]) for line in (head, *rows)) for i in range(len(head))]
@@ -76,7 +76,7 @@ def print_table(
 def make_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[str] = (), title: str | None = None
 ) -> Table:
-    """The table for a terminal."""
+    """Return the table for a terminal."""
     from rich.table import Table
     from rich.text import Text
 

@@ -41,7 +41,8 @@ SLURM = "launch --slurm"  # the name of the second verb
 
 
 def with_verb(words: list[str]) -> list[str]:
-    """A command line whose first word is the verb that is meant: with `--slurm` launching has options of its own."""
+    """Return a command line whose first word is the verb that is meant: with `--slurm` launching has options of its
+    own."""
     options = words[1 : [*words, "--"].index("--")]
     if words[:1] != ["launch"] or "--slurm" not in options:
         return words
@@ -215,7 +216,7 @@ def _checked(words: list[str]) -> list[str]:
 
 
 def _check_run(words: list[str]) -> None:
-    """Raises `UserError` for a RUN that is not on this machine."""
+    """Raise `UserError` for a RUN that is not on this machine."""
     verb, run = words[0], next((word for word in words[1:] if not word.startswith("-")), None)
     if run is not None and verb in ("train", "generate"):
         found_run(run, "inference" if verb == "generate" else "train")
@@ -257,7 +258,8 @@ def name_and_folder(words: list[str], name: str | None) -> tuple[str, str]:
 
 
 def here() -> str:
-    """The current folder, by the name under which the shell knows it: behind links, hosts may have other disks."""
+    """Return the current folder, by the name under which the shell knows it: behind links, hosts may have
+    other disks."""
     named = os.environ.get("PWD", "")
     return named if named and Path(named).is_dir() and os.path.samefile(named, ".") else os.getcwd()
 

@@ -95,7 +95,7 @@ def _watch(asked: Nodes, order: Mapping[str, Any], answers: dict[int, dict[str, 
 
 
 def row(label: str, answer: Mapping[str, Any]) -> list[str]:
-    """The cells of a node's line under `HEAD`; `-` for what it has not, `?` for what may not be seen."""
+    """Return the cells of a node's line under `HEAD`; `-` for what it has not, `?` for what may not be seen."""
     from longtake.cluster.nodes import runs_of
 
     if "fault" in answer:
@@ -130,7 +130,7 @@ def _known(gpus: list[dict[str, Any]], key: str) -> list[float]:
 
 
 def _clocks(gpus: list[dict[str, Any]]) -> str:
-    """The slowest GPU's clock, what it could be, and why it is less."""
+    """Return the slowest GPU's clock, what it could be, and why it is less."""
     from longtake.cluster.nodes import THROTTLING
 
     known = [gpu for gpu in gpus if gpu["clock_mhz"] is not None and gpu["clock_max_mhz"] is not None]
@@ -201,7 +201,7 @@ def stop(
 
 
 def _is_confirmed(question: str) -> bool:
-    """The answer on the terminal. Raises `UserError` where nobody can answer."""
+    """Return the answer on the terminal. Raises `UserError` where nobody can answer."""
     try:
         return typer.confirm(question)
     except typer.Abort:

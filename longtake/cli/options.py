@@ -42,7 +42,8 @@ def run_and_overrides(context: typer.Context, run: str | None, verb: str, kind: 
 
 
 def finite(value: float | None) -> float | None:
-    """The callback of every option that is a number with a point: bounds let nan pass, and inf where there is none."""
+    """Return the callback of every option that is a number with a point: bounds let nan pass, and inf where there is
+    none."""
     if value is not None and not abs(value) <= 1e12:
         raise typer.BadParameter(f"{value:g} is no number that can be used")
     return value
@@ -66,7 +67,7 @@ CacheSize = Annotated[float, typer.Option(callback=finite, help="Size of that fo
 
 
 def file_cache(folder: Path | None, gigabytes: float) -> FileCache:
-    """The cache of `--cache-dir` and `--cache-gb`. Raises `UserError` for a size that is none."""
+    """Return the cache of `--cache-dir` and `--cache-gb`. Raises `UserError` for a size that is none."""
     from longtake.data.clips.file_cache import FileCache, default_cache_folder
 
     if not 0 <= gigabytes < math.inf:
@@ -75,7 +76,7 @@ def file_cache(folder: Path | None, gigabytes: float) -> FileCache:
 
 
 def read_part(words: str) -> tuple[int, int]:
-    """The two numbers of `--part I/N`. Raises `UserError` for other words."""
+    """Return the two numbers of `--part I/N`. Raises `UserError` for other words."""
     number, slash, count = words.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal()):
         raise UserError(f"--part {words}: expected I/N, the number of the part and of all parts, such as 3/16")
@@ -85,5 +86,5 @@ def read_part(words: str) -> tuple[int, int]:
 
 
 def group(about: str) -> typer.Typer:
-    """A group of verbs, which prints its help where no verb follows."""
+    """Return a group of verbs, which prints its help where no verb follows."""
     return typer.Typer(help=about, invoke_without_command=True, callback=help_without_verb, context_settings=GROUP)

@@ -174,7 +174,7 @@ def _write(
 
 
 def _refuse(stage: Sequence[str], options: Mapping[str, object]) -> None:
-    """Raises `UserError` for options that are given, but only for one stage."""
+    """Raise `UserError` for options that are given, but only for one stage."""
     for option, value in options.items():
         if value:
             raise UserError(f"{option}: is for one run, and this has stages; add {shlex.join(stage)}")
@@ -201,7 +201,7 @@ def _show_stages(source: str, chosen: Sequence[list[str]], gpus: int, machine: M
 
 
 def _as_it_took(source: str, plan: RunPlan, probed: Sequence[Probed]) -> tuple[RunPlan, Logged | None]:
-    """The plan with its steps as measured, by a probe or by the log in this folder, and how far off it was."""
+    """Return the plan with its steps as measured, by a probe or by the log in this folder, and how far off it was."""
     from longtake.plan.logged import as_logged, compare_with_probe
 
     if probed:
@@ -213,7 +213,7 @@ def _as_it_took(source: str, plan: RunPlan, probed: Sequence[Probed]) -> tuple[R
 
 
 def _logged(source: str, plan: RunPlan) -> Logged | None:
-    """The log of the run in this folder against its plan, where that is for the GPUs that it had."""
+    """Return the log of the run in this folder against its plan, where that is for the GPUs that it had."""
     from longtake.plan.logged import compare_with_log
     from longtake.track.devices import GPUS
     from longtake.track.trackers import METRICS_FILE, read_lines
@@ -229,7 +229,7 @@ def _logged(source: str, plan: RunPlan) -> Logged | None:
 
 
 def _device(gpu: str, measures: bool, memory_gib: float | None, peak_tflops: float | None) -> Gpu:
-    """A kind of GPU, or this machine's processor, with what the command line says otherwise."""
+    """Return a kind of GPU, or this machine's processor, with what the command line says otherwise."""
     from longtake.plan.measure import device_named
 
     device = device_named(gpu, measures)
@@ -239,7 +239,7 @@ def _device(gpu: str, measures: bool, memory_gib: float | None, peak_tflops: flo
 
 
 def _measured(plan: RunPlan, config: RunConfig) -> Machine:
-    """The plan's machine with the rates of this one, which are kept for later plans."""
+    """Return the plan's machine with the rates of this one, which are kept for later plans."""
     from longtake.parallel.world import start_world
     from longtake.plan.machine import CPU
     from longtake.plan.measure import device_here, device_named, measure_rates

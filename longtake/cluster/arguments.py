@@ -29,8 +29,8 @@ _PLACE = re.compile(
 
 
 def forwarded(ours: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
-    """The variables for the hosts: known settings among `ours`, and those asked for as `K=V`, or `K` for our value.
-    Raises `UserError` for a `K` that we have no value of."""
+    """Return the variables for the hosts: known settings among `ours`, and those asked for as `K=V`, or `K` for our
+    value. Raises `UserError` for a `K` that we have no value of."""
     chosen = {name: value for name, value in ours.items() if _FORWARDED.fullmatch(name)}
     for words in asked:
         name, given, value = words.partition("=")
@@ -43,8 +43,9 @@ def forwarded(ours: Mapping[str, str], asked: Sequence[str]) -> dict[str, str]:
 
 
 def name_and_folder(words: Sequence[str], name: str | None = None) -> tuple[str, str]:
-    """The name of a run (given, `exp_name` of words or file, or the file's own) and the folder in which it would train;
-    empty for what does not train, and may run beside training. A folder with the date in its name cannot be known."""
+    """Return the name of a run (given, `exp_name` of words or file, or the file's own) and the folder in which it
+    would train; empty for what does not train, and may run beside training. A folder with the date in its name
+    cannot be known."""
     verb, run, keys, flags = read_words(words)
     path = Path(run)
     found = flags.get("exp_name") or keys.get("exp_name")
@@ -59,7 +60,7 @@ def name_and_folder(words: Sequence[str], name: str | None = None) -> tuple[str,
 
 
 def read_words(words: Sequence[str]) -> tuple[str, str, dict[str, Any], dict[str, str]]:
-    """The verb (or a Python file's name), RUN, the keys of its file, and those given behind it."""
+    """Return the verb (or a Python file's name), RUN, the keys of its file, and those given behind it."""
     verb, run = Path(words[0]).stem, next((word for word in words[1:] if not word.startswith("-")), words[0])
     run = run_file(run, "inference" if verb == "generate" else "train")
     flags = {dotted(flag.path): flag.text for flag in split_flags(words, lambda fault: None)}
@@ -67,7 +68,8 @@ def read_words(words: Sequence[str]) -> tuple[str, str, dict[str, Any], dict[str
 
 
 def _keys_of(run: str) -> dict[str, Any]:
-    """The keys of a run's file, if it is on this machine and can be read; the run reports what is wrong with it."""
+    """Return the keys of a run's file, if it is on this machine and can be read; the run reports what is
+    wrong with it."""
     path = Path(run)
     if path.is_dir():
         path = path / "config.py"
@@ -96,8 +98,8 @@ class Host:
 def read_hosts(
     hostfile: Path | None, listed: str | None, include: str | None = None, exclude: str | None = None
 ) -> list[Host]:
-    """The hosts of a file (lines `host`, `user@host:port` or `host slots=8`; `#` begins a comment) or of a list `a,b`,
-    in that order, without those left out. Raises `UserError`."""
+    """Return the hosts of a file (lines `host`, `user@host:port` or `host slots=8`; `#` begins a comment) or of a
+    list `a,b`, in that order, without those left out. Raises `UserError`."""
     if (hostfile is None) == (listed is None):
         raise UserError("launch: two lists of hosts; give either --hostfile FILE or --host a,b")
     if hostfile is not None:
@@ -121,7 +123,8 @@ def read_hosts(
 
 
 def _read_line(place: str, line: str) -> list[Host]:
-    """The hosts of a line: `node1 slots=8`, Hydra's `node1:8`, or several, `node1,node2`; none of an empty one."""
+    """Return the hosts of a line: `node1 slots=8`, Hydra's `node1:8`, or several, `node1,node2`; none of an
+    empty one."""
     words = re.sub(r"\s*([=,])\s*", r"\1", line).split()
     if not words:
         return []
@@ -159,7 +162,7 @@ def _read_host(place: str, text: str, slots: int | None, user: str | None) -> Ho
 
 
 def _choose(hosts: list[Host], include: str | None, exclude: str | None) -> list[Host]:
-    """The hosts that are included, without those excluded; both name them by label."""
+    """Return the hosts that are included, without those excluded; both name them by label."""
     known = {host.label for host in hosts}
     wanted = known
     for option, words in (("--include", include), ("--exclude", exclude)):

@@ -51,7 +51,8 @@ class Event(NamedTuple):
 
 
 def ssh_command(ssh: Sequence[str], host: Host, python: str) -> list[str]:
-    """The words that start the host's program; nothing of the run is in them, since `ps` shows them to everybody."""
+    """Return the words that start the host's program; nothing of the run is in them, since `ps` shows them to
+    everybody."""
     words = [*ssh, "-T", *(f"-o{option}" for option in _SSH_OPTIONS.split())]
     if host.port is not None:
         words += ["-p", str(host.port)]
@@ -62,7 +63,7 @@ def ssh_command(ssh: Sequence[str], host: Host, python: str) -> list[str]:
 
 
 def program_source(program: str) -> bytes:
-    """The text of a program for hosts, with the modules that it may import."""
+    """Return the text of a program for hosts, with the modules that it may import."""
     files = ((name, Path(__file__).with_name(f"{name}.py")) for name in ("machine", "nccl", program))
     texts = [(f"{__package__}.{name}", file.read_text(encoding="utf-8")) for name, file in files]
     return _SOURCE.format(texts=texts).encode()
@@ -86,13 +87,13 @@ class Connection:
         threading.Thread(target=self._read, daemon=True).start()
 
     def greet(self, program: str, greeting: Mapping[str, Any]) -> None:
-        """Sends a program, `host` or `node`, and what it has to look at."""
+        """Send a program, `host` or `node`, and what it has to look at."""
         source = program_source(program)
         self._write(b"%d\n" % len(source) + source)
         self.send({**greeting, "nonce": self._nonce})
 
     def send(self, order: Mapping[str, Any]) -> None:
-        """Sends an order; nothing happens where the connection is lost, which an event reports."""
+        """Send an order; nothing happens where the connection is lost, which an event reports."""
         self._write(json.dumps(order).encode() + b"\n")
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ class Connection:
             self._ssh.wait(seconds)
 
     def abandon(self) -> None:
-        """Ends ssh. A host that is still there notices it."""
+        """End ssh. A host that is still there notices it."""
         self._ssh.kill()
 
     @property
@@ -174,7 +175,7 @@ class Connections:
         return self._each[number]
 
     def open(self, program: str, greeting: Mapping[str, Any], numbers: Sequence[int] | None = None) -> None:
-        """Starts the program on these hosts, or all of them. Raises `UserError` where ssh cannot be started."""
+        """Start the program on these hosts, or all of them. Raises `UserError` where ssh cannot be started."""
         for number in range(len(self.labels)) if numbers is None else numbers:
             command = self._commands[number]
             try:
@@ -186,7 +187,7 @@ class Connections:
     def gather(
         self, kind: str, hosts: set[int], seconds: float, meanwhile: Callable[[], object] = lambda: None
     ) -> tuple[dict[int, Event], dict[int, int]]:
-        """Waits for one word of each host, and takes what others have said: (what they said, ssh's exit code of those
+        """Wait for one word of each host, and take what others have said: (what they said, ssh's exit code of those
         that are gone instead). Raises KeyboardInterrupt on a signal among the events."""
         said: dict[int, Event] = {}
         closed: dict[int, int] = {}

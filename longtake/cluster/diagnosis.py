@@ -78,7 +78,7 @@ _TRACEBACK = re.compile(r"^(?:\[rank\d+\]: *)?Traceback \(most recent call last\
 
 
 def diagnose(ends: Sequence[HostEnd]) -> Diagnosis:
-    """The cause of a failed launch. `ends`: of every host that did not end well, in the order of arrival.
+    """Return the cause of a failed launch. `ends`: of every host that did not end well, in the order of arrival.
 
     What one process dies of makes others lose a peer: a cause that is told outranks one that is felt.
     """
@@ -117,7 +117,7 @@ def _first_match(pattern: str, lines: Sequence[str]) -> str:
 
 
 def _own_error(end: HostEnd) -> str:
-    """The last line of a traceback that is not about a peer; for a user's mistake, the sentence that told it."""
+    """Return the last line of a traceback that is not about a peer; for a user's mistake, the sentence that told it."""
     inside, last = False, ""
     for line in end.lines[-_LINES:]:
         if _TRACEBACK.match(line):

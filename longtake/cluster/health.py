@@ -88,7 +88,7 @@ class RunHealth:
         self._watts: Mapping[str, float] = {}
 
     def _read(self) -> None:
-        """Takes in new lines; all of them where the file is another one, as after a start from a checkpoint."""
+        """Take in new lines; all of them where the file is another one, as after a start from a checkpoint."""
         with regular(self._file).open("rb") as file:
             found = os.fstat(file.fileno())
             if found.st_ino != self._inode or found.st_size < self._offset:
@@ -110,7 +110,7 @@ class RunHealth:
             self._ranks = ranks
 
     def samples(self) -> Iterator[Figure]:
-        """The present figures; stragglers come first among the ranks."""
+        """Yield the present figures; stragglers come first among the ranks."""
         with suppress(FileNotFoundError):  # it has made no step yet
             self._read()
         launches, seconds = read_launches(self._folder), read_seconds(self._folder)

@@ -14,7 +14,7 @@ Say = Callable[[str], None]
 
 
 def launch_here(words: Sequence[str], processes: int | None, options: Sequence[str], grace: float, say: Say) -> int:
-    """Runs `words` in processes of this machine, one for each GPU by default; `options`: further ones of torchrun;
+    """Run `words` in processes of this machine, one for each GPU by default; `options`: further ones of torchrun;
     `grace`: seconds to end in; `say`: prints a sentence.
 
     Returns 0, or the exit status of the process that failed first, 128 more than its number for a signal.

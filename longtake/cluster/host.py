@@ -128,7 +128,7 @@ class Wire:
         os.set_blocking(1, False)
 
     def greet(self, nonce: str) -> None:
-        """Ends whatever a shell has printed before."""
+        """End whatever a shell has printed before."""
         self.waiting += b"\n%s\n" % nonce.encode()
 
     def send(self, kind: str, content: bytes) -> None:
@@ -145,7 +145,7 @@ class Wire:
         self.send("J", json.dumps(message).encode())
 
     def flush(self) -> None:
-        """Writes what the connection takes now."""
+        """Write what the connection takes now."""
         try:
             while self.waiting:
                 del self.waiting[: os.write(1, self.waiting[:_CHUNK])]
@@ -160,7 +160,7 @@ class Wire:
         self.waiting.clear()
 
     def drain(self) -> None:
-        """Waits until all is written, for some seconds."""
+        """Wait until all is written, for some seconds."""
         end = time.monotonic() + _FLUSH_SECONDS
         while self.waiting and time.monotonic() < end:
             select.select([], [1], [], 1.0)
@@ -225,7 +225,7 @@ class TorchrunJob:
         _signal_all(signal.SIGKILL)
 
     def sweep(self) -> None:
-        """Ends what torchrun, which has ended, has left behind."""
+        """End what torchrun, which has ended, has left behind."""
         end = time.monotonic() + _LEFTOVER_SECONDS
         if _signal_all(signal.SIGTERM):
             while _descendants() and time.monotonic() < end:
@@ -242,12 +242,12 @@ class TorchrunJob:
 
 
 def _descendants() -> set[int]:
-    """Processes that descend from this one and still run."""
+    """Process that descend from this one and still run."""
     return family(processes(), [os.getpid()]) - {os.getpid()}
 
 
 def _kernel_kills() -> int:
-    """Processes that the kernel has ended for want of memory, since the machine has started."""
+    """Process that the kernel has ended for want of memory, since the machine has started."""
     with open("/proc/vmstat") as file:
         return int(dict(line.split() for line in file).get("oom_kill", 0))
 

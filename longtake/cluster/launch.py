@@ -52,7 +52,7 @@ class Launch:
     job: str | None = None  # its id, where this start is not its first
 
     def processes_of(self, host: Host, report: readiness.Report | None = None) -> int | None:
-        """Processes to start on a host; None where nothing says."""
+        """Process to start on a host; None where nothing says."""
         return self.processes or host.slots or len((report or {}).get("gpus", [])) or None
 
     def command(self, rank: int, processes: object, address: str, port: object, job: str) -> list[str]:
@@ -70,7 +70,7 @@ def say(sentence: str) -> None:
 
 
 def show(launch: Launch, out: TextIO) -> None:
-    """Prints what would be run on each host; nothing is connected."""
+    """Print what would be run on each host; nothing is connected."""
     address = launch.master_address or (launch.hosts[0].name if len(launch.hosts) > 1 else "127.0.0.1")
     for rank, host in enumerate(launch.hosts):
         ssh = ssh_command(launch.ssh, host, launch.python)
@@ -99,7 +99,7 @@ class Launcher:
         self.end_at: float | None = None  # when hosts that have not ended are given up
 
     def run(self) -> int:
-        """Starts the run on all hosts and waits for its end; returns the exit code.
+        """Start the run on all hosts and wait for its end; return the exit code.
 
         0: all hosts ended well. 130: interrupted, and all have ended. Else that of the process that failed first.
         Raises `UserError` with everything that stands against the launch; nothing has been started then.
@@ -197,7 +197,7 @@ class Launcher:
         raise UserError("\n  ".join(["nothing was started", *lines, *tail]))
 
     def _agree(self) -> None:
-        """Finds address and port of the rendezvous on the first host, sees that the others reach it, and starts all."""
+        """Find address and port of the rendezvous on the first host, sees that the others reach it, and start all."""
         launch = self.launch
         address = self._master_address()
         port = self._ask([0], {"do": "listen", "port": launch.master_port}, "listen").get(0)

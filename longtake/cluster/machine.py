@@ -35,7 +35,7 @@ def processes() -> dict[int, Process]:
 
 
 def family(table: dict[int, Process], members: Iterable[int]) -> set[int]:
-    """These processes of the table, and all that descend from them."""
+    """Return these processes of the table, and all that descend from them."""
     children: dict[int, list[int]] = {}
     for pid, process in table.items():
         children.setdefault(process.parent, []).append(pid)
@@ -50,7 +50,7 @@ def family(table: dict[int, Process], members: Iterable[int]) -> set[int]:
 
 
 def read_words(pid: int, name: str) -> list[str]:
-    """The command line (`cmdline`) of a process, or its variables (`environ`); none where it has ended."""
+    """Return the command line (`cmdline`) of a process, or its variables (`environ`); none where it has ended."""
     with suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
         return file.read().decode(errors="replace").split("\0")[:-1]
     return []
@@ -68,7 +68,7 @@ def launched() -> dict[int, tuple[str, str]]:
 
 
 def nvidia_smi(what: str) -> list[list[str]]:
-    """The rows that it answers `--query-...=a,b` with. Raises `OSError` with its complaint."""
+    """Return the rows that it answers `--query-...=a,b` with. Raises `OSError` with its complaint."""
     columns = what.count(",") + 1
     command = ["nvidia-smi", what, "--format=csv,noheader"]
     try:

@@ -73,7 +73,8 @@ class _SharedText:
 
 
 def exporter(listen: str, text: Callable[[], str]) -> Exporter:
-    """A server at `host:port` that answers `/metrics` with `text()`. Raises `UserError` where it cannot listen."""
+    """Return a server at `host:port` that answers `/metrics` with `text()`. Raises `UserError` where it
+    cannot listen."""
     shared = _SharedText(text)
 
     class Handler(BaseHTTPRequestHandler):

@@ -80,8 +80,8 @@ def explain(labels: Sequence[str], reports: Mapping[int, Mapping[str, Any]], giv
 
 
 def _of_one_kind(cards: Sequence[_Card], gpus: Sequence[list[str]]) -> tuple[list[_Card], str]:
-    """The cards for training: those that share a PCIe switch with a GPU, where every GPU has one; and of these, or of
-    all, those of the fastest kind. Cards of different kinds do not reach each other."""
+    """Return the cards for training: those that share a PCIe switch with a GPU, where every GPU has one; and of
+    these, or of all, those of the fastest kind. Cards of different kinds do not reach each other."""
     near = [[card for card in cards if _share_switch(card.path, gpu)] for gpu in gpus]
     beside = [card for card in cards if any(card in some for some in near)] if all(near) else list(cards)
     best = max(beside, key=lambda card: (card.rate, card.layer == "InfiniBand"), default=None)
@@ -103,7 +103,7 @@ def _cards(root: str) -> list[_Card]:
 
 
 def _pci(device: str) -> list[str]:
-    """The way to a device from its root complex: `pci0000:15`, a port of that, then switches."""
+    """Return the way to a device from its root complex: `pci0000:15`, a port of that, then switches."""
     parts = os.path.realpath(device).split("/")
     roots = [i for i, part in enumerate(parts) if part.startswith("pci") and ":" in part]
     return parts[roots[0] :] if roots else []

@@ -36,7 +36,7 @@ _MODULES = re.compile(r"longtake|(torch\.distributed|accelerate)\b.*")  # that s
 
 
 def look(workdir: str) -> dict[str, Any]:
-    """The state of the node. What it has no right to see, or has not, is None."""
+    """Return the state of the node. What it has no right to see, or has not, is None."""
     report: dict[str, Any] = {"gpus": [], "programs": []}
     if shutil.which("nvidia-smi"):
         try:
@@ -66,7 +66,7 @@ def _number(cell: str) -> float | None:
 
 
 def _xids() -> list[dict[str, Any]] | None:
-    """The GPUs' errors in the kernel's log, since the machine has started."""
+    """Return the GPUs' errors in the kernel's log, since the machine has started."""
     try:
         log = subprocess.run(["dmesg"], capture_output=True, timeout=20, check=True).stdout.decode(errors="replace")
     except (OSError, subprocess.SubprocessError):
@@ -103,8 +103,8 @@ def _is_host_program(pid: int) -> bool:
 
 
 def _training(words: list[str]) -> list[str]:
-    """The words of training on a command line of Python's, behind the launcher that has them: `train RUN --key value`,
-    or a file `train*.py` and its own; none of them where it does something else."""
+    """Return the words of training on a command line of Python's, behind the launcher that has them: `train RUN
+    --key value`, or a file `train*.py` and its own; none of them where it does something else."""
     if not words or not os.path.basename(words[0]).startswith("python"):
         return []
     for i, word in enumerate(words):
@@ -124,7 +124,7 @@ def _training(words: list[str]) -> list[str]:
 
 
 def signal(number: int, pids: list[list[int]]) -> dict[str, Any]:
-    """Sends it to those (number, start) that still run, and says which these are; 0 only asks. A host's program gets
+    """Send it to those (number, start) that still run, and say which these are; 0 only asks. A host's program gets
     SIGINT for SIGTERM, which it would take for the end of the machine."""
     table = processes()
     alive = [[pid, started] for pid, started in pids if pid in table and table[pid].started == started]

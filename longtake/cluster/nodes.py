@@ -64,7 +64,8 @@ class Nodes:
         self._gather(set(self._asked), seconds)
 
     def ask(self, orders: Mapping[int, Mapping[str, Any]], seconds: float = 20.0) -> dict[int, Answer]:
-        """The answers to an order for each node. One that has not answered the last one yet is not asked anew."""
+        """Return the answers to an order for each node. One that has not answered the last one yet is not
+        asked anew."""
         now = time.monotonic()
         again = [n for n in orders.keys() & self._closed.keys() if now - self._closed[n][0] > _AGAIN_SECONDS]
         for number in again:
@@ -88,7 +89,7 @@ class Nodes:
         self._asked |= set(numbers)
 
     def _gather(self, nodes: set[int], seconds: float) -> dict[int, Answer]:
-        """Waits for these; the answers of all that have given one meanwhile."""
+        """Wait for these; the answers of all that have given one meanwhile."""
         said, closed = self._connections.gather("report", nodes, seconds)
         self._asked -= said.keys() | closed.keys()
         for number, code in closed.items():
@@ -105,11 +106,11 @@ class Nodes:
         return answers
 
     def ask_all(self, order: Mapping[str, Any], seconds: float = 20.0) -> dict[int, Answer]:
-        """The answers of all nodes to one order."""
+        """Return the answers of all nodes to one order."""
         return self.ask(dict.fromkeys(range(len(self.labels)), order), seconds)
 
     def stop(self, runs: Sequence[RunOnNode], grace: float) -> set[int]:
-        """Ends these runs: SIGTERM, and SIGKILL `grace` seconds later for what is left. Returns the nodes on which
+        """End these runs: SIGTERM, and SIGKILL `grace` seconds later for what is left. Returns the nodes on which
         something is left even then, or that do not answer any more."""
         lost: set[int] = set()
 
@@ -137,7 +138,7 @@ class Nodes:
 
 
 def runs_of(answers: Mapping[int, Answer]) -> list[RunOnNode]:
-    """The runs that nodes have told of; those of a machine that has several names under the first one."""
+    """Return the runs that nodes have told of; those of a machine that has several names under the first one."""
     found: dict[object, RunOnNode] = {}
     for node, answer in answers.items():
         for run in answer.get("runs", []):

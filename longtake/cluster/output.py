@@ -43,7 +43,7 @@ class Output:
         self.closed = False  # nobody reads stdout any more
 
     def write(self, host: int, kind: str, content: bytes) -> None:
-        """Takes a piece of a host's stdout ("O") or stderr ("E"); whole lines are written."""
+        """Take a piece of a host's stdout ("O") or stderr ("E"); whole lines are written."""
         *lines, rest = (self._partial.pop((host, kind), b"") + content).split(b"\n")
         while len(rest) > _LONGEST_LINE:
             lines.append(rest[:_LONGEST_LINE])
@@ -60,7 +60,7 @@ class Output:
             self._write_lines(host, kind, left)
 
     def _without_torchruns_tracebacks(self, host: int, kind: str, lines: Iterable[bytes]) -> list[bytes]:
-        """A traceback waits for its last line, the first that is not indented."""
+        """Return a traceback waits for its last line, the first that is not indented."""
         passed: list[bytes] = []
         for line in lines:
             held = self._tracebacks.get((host, kind))
@@ -104,7 +104,7 @@ class Output:
         return (host, kind) in self._repeats or _LOG_OF_AN_END.match(line) is not None
 
     def last_words(self, host: int) -> list[str]:
-        """The last lines of a host before its torchrun began to speak of the end."""
+        """Return the last lines of a host before its torchrun began to speak of the end."""
         lines = self.lines(host)
         ends = [number for number, line in enumerate(lines) if _END_BEGINS.match(line)]
         return [line.rstrip() for line in lines[: ends[0] if ends else None] if line.strip()][-_SHOWN_LINES:]
@@ -115,5 +115,5 @@ class Output:
         return (int(found[-1][0]), int(found[-1][1])) if found else None
 
     def lines(self, host: int) -> list[str]:
-        """The last lines of a host, torchrun's own included."""
+        """Return the last lines of a host, torchrun's own included."""
         return [line.decode(errors="replace") for line in list(self._last[host])]

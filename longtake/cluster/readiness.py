@@ -46,7 +46,7 @@ def installed_here() -> dict[str, str]:
 
 
 def other_code(report: Report, here: Mapping[str, str]) -> str | None:
-    """A line where a host runs another Longtake than the one that launches; None where they are the same."""
+    """Return a line where a host runs another Longtake than the one that launches; None where they are the same."""
     if report.get("code") == here["code"]:
         return None
     version = "other files of the same version" if report["longtake"] == here["longtake"] else report["longtake"]

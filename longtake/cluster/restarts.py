@@ -14,7 +14,7 @@ _PAUSE_SECONDS = 10.0  # for what ran to leave its GPUs, ports and disks
 
 
 def launch_again_and_again(launch: Launch, restarts: int) -> int:
-    """Runs a launch until it ends well or of what a restart does not mend, or has been restarted so often; returns its
+    """Run a launch until it ends well or of what a restart does not mend, or has been restarted so often; return its
     exit code, as `Launcher.run`.
 
     Later starts have the job's id of the first, so that training goes on in the same folder from its last checkpoint,
@@ -42,7 +42,7 @@ def launch_again_and_again(launch: Launch, restarts: int) -> int:
 
 
 def next_launch(launch: Launch, found: Diagnosis, restarts: int) -> Launch | None:
-    """The launch that follows one which failed so; None where none helps, or as many were made as may be."""
+    """Return the launch that follows one which failed so; None where none helps, or as many were made as may be."""
     count = int(launch.environment.get(RESTARTS, "0")) + 1
     hosts = [host for host in launch.hosts if host.label not in found.without]
     if not found.cause.passes or not hosts or count > restarts:

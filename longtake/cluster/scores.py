@@ -21,7 +21,7 @@ class Scores:
         self._now: list[float] = []  # medians, by rank
 
     def add(self, step: int, times: Sequence[float]) -> None:
-        """Takes in the time of each rank, above 0, at a step. Where the number of ranks changes, all begins anew."""
+        """Take in the time of each rank, above 0, at a step. Where the number of ranks changes, all begins anew."""
         if len(times) != len(self._best):
             self._recent.clear()
             self._best = list(times)

@@ -86,7 +86,7 @@ def resumable(words: Sequence[str], name: str) -> list[str]:
 
 
 def show_job(job: SlurmJob, out: TextIO) -> None:
-    """Prints what would be asked of Slurm."""
+    """Print what would be asked of Slurm."""
     for name, value in job.parameters().items():
         if value is not None:
             print(f"{name} = {value}", file=out)
@@ -96,7 +96,7 @@ def show_job(job: SlurmJob, out: TextIO) -> None:
 
 
 def require_slurm() -> None:
-    """Raises `UserError` where jobs cannot be submitted from."""
+    """Raise `UserError` where jobs cannot be submitted from."""
     if missing := [name for name in ("sbatch", "srun") if shutil.which(name) is None]:
         raise UserError(f"--slurm: no {missing[0]} on this machine; launch from a node where jobs can be submitted")
 
@@ -155,7 +155,7 @@ class SlurmTask:
 
 
 def _join() -> None:
-    """Sets the variables that torchrun would. A requeued job is a restart to them, and so goes on in its own folder."""
+    """Set the variables that torchrun would. A requeued job is a restart to them, and so goes on in its own folder."""
     import submitit
     from submitit.helpers import TorchDistributedEnvironment
 
@@ -170,7 +170,7 @@ def _join() -> None:
 
 
 def _run(words: list[str]) -> int:
-    """Runs `longtake` or a Python file in this process; returns the exit status."""
+    """Run `longtake` or a Python file in this process; return the exit status."""
     try:
         if words[0].endswith(".py"):
             sys.argv, sys.path[0] = words, str(Path(words[0]).resolve().parent)

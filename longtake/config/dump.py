@@ -18,8 +18,9 @@ INDENT = "    "
 
 
 def dump_config(value: BaseModel | Mapping[str, Any]) -> str:
-    """The text of a Python-syntax file that `load_config` reads back to an equal value: one assignment for each key of
-    a section, defaults included, or of plain data. Raises ConfigError for what a file cannot say, such as an object."""
+    """Return the text of a Python-syntax file that `load_config` reads back to an equal value: one assignment for
+    each key of a section, defaults included, or of plain data. Raises ConfigError for what a file cannot say, such
+    as an object."""
     data = plain_data(value)
     lines: list[str] = []
     faults: list[Fault] = []
@@ -37,7 +38,7 @@ def dump_config(value: BaseModel | Mapping[str, Any]) -> str:
 
 
 def plain_data(value: Any) -> Any:
-    """A value with its sections as dicts."""
+    """Return a value with its sections as dicts."""
     if isinstance(value, BaseModel):
         return value.model_dump(by_alias=True, serialize_as_any=True)
     if isinstance(value, Mapping):
@@ -48,8 +49,8 @@ def plain_data(value: Any) -> Any:
 
 
 def literal(value: Any, indent: str, column: int) -> str:
-    """A value in the notation of a configuration file, broken over lines of 120 characters; `indent` stands before the
-    line, `column` characters are on it already. Raises ValueError for what has no notation."""
+    """Return a value in the notation of a configuration file, broken over lines of 120 characters; `indent` stands
+    before the line, `column` characters are on it already. Raises ValueError for what has no notation."""
     if value is None or isinstance(value, (bool, str, int, float)):
         return scalar(value)
     if isinstance(value, Mapping):
@@ -77,7 +78,7 @@ def literal(value: Any, indent: str, column: int) -> str:
 
 
 def scalar(value: bool | int | float | str | None) -> str:
-    """The literal of a single value. Raises ValueError where the reader would refuse it."""
+    """Return the literal of a single value. Raises ValueError where the reader would refuse it."""
     if isinstance(value, str):
         return quote(value)
     if rule := scalar_fault(value):

@@ -70,7 +70,7 @@ class Evaluator:
     sources: dict[str, Origin] = field(default_factory=dict)  # names that the current value was computed from
 
     def node(self, expr: ast.expr) -> Node:
-        """The tree of an expression. Raises Stop after reporting every fault in it."""
+        """Return the tree of an expression. Raises Stop after reporting every fault in it."""
         outer, self.sources = self.sources, {}
         try:
             value = self.value(expr)
@@ -79,7 +79,7 @@ class Evaluator:
             self.sources = outer | self.sources
 
     def statement(self, expr: ast.expr) -> Node:
-        """The tree of the right side of an assignment, whose size is checked. Raises Stop like `node`."""
+        """Return the tree of the right side of an assignment, whose size is checked. Raises Stop like `node`."""
         result = self.node(expr)
         if rule := size_fault(result):
             self.fault(expr, rule)
@@ -94,7 +94,7 @@ class Evaluator:
         raise Stop
 
     def source(self, expr: ast.AST) -> str:
-        """The text of an expression, its first line at most."""
+        """Return the text of an expression, its first line at most."""
         line = self.lines[expr.lineno - 1] if expr.lineno <= len(self.lines) else b""  # flags have no lines
         end = expr.end_col_offset if expr.end_lineno == expr.lineno else len(line)
         return shorten(line[expr.col_offset : end][:400].decode("utf-8", "replace"))
@@ -107,7 +107,7 @@ class Evaluator:
         return self.METHODS[type(expr)](self, expr)
 
     def plain_value(self, expr: ast.expr) -> Any:
-        """The value as plain data, with its `_delete_`: a dict in a list may be laid over another one later."""
+        """Return the value as plain data, with its `_delete_`: a dict in a list may be laid over another one later."""
         value = self.value(expr)
         return plain(value, marks=True) if isinstance(value, Branch) else value
 
@@ -142,7 +142,7 @@ class Evaluator:
         return self.mapping(expr, list(zip(expr.keys, expr.values, strict=True)))
 
     def mapping(self, expr: ast.expr, parts: list[tuple[Any, ast.expr]]) -> Branch:
-        """A dict of (key, value), or (None, dict to unpack); every faulty entry is reported."""
+        """Return a dict of (key, value), or (None, dict to unpack); every faulty entry is reported."""
         items: list[tuple[object, Node]] = []
         failed = False
         for key, item in parts:
@@ -167,7 +167,7 @@ class Evaluator:
         return key
 
     def entries(self, expr: ast.expr) -> list[tuple[object, Node]]:
-        """The entries of a dict that is unpacked or copied."""
+        """Return the entries of a dict that is unpacked or copied."""
         value = self.value(expr)
         if not isinstance(value, Branch):
             self.fault(expr, "is not a dict", "only a dict can be unpacked into a dict")
@@ -214,7 +214,7 @@ class Evaluator:
             self.fault(expr, "is too large a number")
 
     def bounded(self, expr: ast.expr, value: Any) -> Any:
-        """The value, if it is one that a configuration may hold."""
+        """Return the value, if it is one that a configuration may hold."""
         if rule := scalar_fault(value):
             self.fault(expr, rule, ALLOWED)
         return value

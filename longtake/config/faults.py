@@ -22,7 +22,8 @@ class Fault:
     key: str = ""  # dotted name of the key, where the fault belongs to one
 
     def __str__(self) -> str:
-        """The fault as one line: `optim.lr = "fast" (configs/x.py:3): must be a number; write for example 1e-4`."""
+        """Return the fault as one line: `optim.lr = "fast" (configs/x.py:3): must be a number; write for
+        example 1e-4`."""
         subject = f"{self.key} = {self.value}" if self.key and self.value else self.key or self.value
         head = f"{subject} ({self.place})" if subject and self.place else subject or self.place
         text = f"{head}: {self.rule}" if head else self.rule
@@ -61,7 +62,7 @@ class ConfigError(UserError):
 
 
 def shown(value: object) -> str:
-    """A value as a fault shows it: Python notation, text in double quotes, cut at 80 characters."""
+    """Return a value as a fault shows it: Python notation, text in double quotes, cut at 80 characters."""
     if isinstance(value, str):
         value = value if len(value) <= MAX_SHOWN else value[: MAX_SHOWN - 1] + "…"
         return quote(value)
@@ -78,7 +79,8 @@ def shorten(text: str) -> str:
 
 
 def quote(text: str) -> str:
-    """A Python literal of `text`, in double quotes unless it holds some: repr prefers double ones next to a `'`."""
+    """Return a Python literal of `text`, in double quotes unless it holds some: repr prefers double ones next
+    to a `'`."""
     return repr(text) if '"' in text else '"' + repr("'" + text)[2:]
 
 

@@ -118,7 +118,8 @@ class Binding:
         self.broken: set[str] = set()  # names without a trustworthy value
 
     def resolve(self) -> Branch:
-        """The merged tree of all keys; names that start with _ are no keys. Faulty ones are left out (see `broken`)."""
+        """Return the merged tree of all keys; names that start with _ are no keys. Faulty ones are left out (see
+        `broken`)."""
         self.evaluate_all(self.top)
         items: dict[str | int, Node] = {}
         for name in self.top.names:
@@ -166,7 +167,7 @@ class Binding:
         self.broken.add(name)
 
     def statement(self, layer: Layer, index: int) -> Node:
-        """The value of one assignment by itself. Raises Stop where it is faulty."""
+        """Return the value of one assignment by itself. Raises Stop where it is faulty."""
         place = (layer, index)
         statement = layer.source.statements[index]
         if statement.node is not None:
@@ -198,7 +199,7 @@ class Binding:
         return Evaluator(source.file, source.lines, lookup, known, self.report)
 
     def reference(self, layer: Layer, index: int, name: str) -> Node | None:
-        """The value of a name in the expression of statement `index`. None where it is not defined there."""
+        """Return the value of a name in the expression of statement `index`. None where it is not defined there."""
         above = name in layer.places and layer.places[name][0] < index
         if not above and not any(name in base.names for base in layer.bases):
             if name in layer.source.broken:

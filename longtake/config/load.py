@@ -86,8 +86,8 @@ def resolve(
 
 
 def key_names(path: str | Path, dialect: Dialect | None = None) -> frozenset[str]:
-    """The first words of all keys that a configuration file and its bases assign, to tell what kind of file it is;
-    empty for a file that cannot be read, which `load_config` says. `dialect`: knows where bases are."""
+    """Return the first words of all keys that a configuration file and its bases assign, to tell what kind of file
+    it is; empty for a file that cannot be read, which `load_config` says. `dialect`: knows where bases are."""
     try:
         with guarded(str(path), []):
             layer = open_layers(Path(path), lambda fault: None, None if dialect is None else dialect.find)
@@ -145,7 +145,7 @@ def finish(
 
 @contextmanager
 def guarded(place: str, faults: list[Fault]) -> Iterator[None]:
-    """Adds the `faults` found so far to a ConfigError; one is also raised for what is nested beyond the stack."""
+    """Add the `faults` found so far to a ConfigError; one is also raised for what is nested beyond the stack."""
     try:
         yield
     except ConfigError as error:
@@ -155,8 +155,9 @@ def guarded(place: str, faults: list[Fault]) -> Iterator[None]:
 
 
 def over_beneath(tree: Branch, schema: Any, heights: Heights) -> Branch:
-    """The tree laid over what follows from it by its schema (`Section.beneath`). What stands in it lower down than the
-    key that this follows from gives way: `--model.from_pretrained FOLDER` counts upon a preset of another model."""
+    """Return the tree laid over what follows from it by its schema (`Section.beneath`). What stands in it lower down
+    than the key that this follows from gives way: `--model.from_pretrained FOLDER` counts upon a preset of another
+    model."""
     if not (isinstance(schema, type) and issubclass(schema, Section) and schema.BENEATH):
         return tree
     keys = tuple(schema.BENEATH.split("."))
@@ -172,7 +173,7 @@ def over_beneath(tree: Branch, schema: Any, heights: Heights) -> Branch:
 
 
 def _without(tree: Branch, paths: set[KeyPath], place: KeyPath = ()) -> Branch:
-    """The tree without the leaves at these paths."""
+    """Return the tree without the leaves at these paths."""
     items = {}
     for key, node in tree.items.items():
         path = (*place, key)
@@ -182,7 +183,7 @@ def _without(tree: Branch, paths: set[KeyPath], place: KeyPath = ()) -> Branch:
 
 
 def check(tree: Branch, schema: type[T], place: str) -> tuple[Any, list[Fault]]:
-    """The schema's value for a tree, and what the schema refuses of it."""
+    """Return the schema's value for a tree, and what the schema refuses of it."""
     faults = truth_faults(tree, schema)
     whole = underlaid(tree, forms(schema))
     known = {fault.key for fault in faults}
@@ -225,7 +226,8 @@ class Heights:
         count(top)
 
     def __call__(self, origin: Origin) -> int:
-        """The height of what was written at a place, `file:line` or the name of a layer; of flags beyond all layers."""
+        """Return the height of what was written at a place, `file:line` or the name of a layer; of flags beyond all
+        layers."""
         place = origin.place
         if place in self._of:
             return self._of[place]
@@ -244,5 +246,5 @@ class Dialect(Protocol):
         ...
 
     def translate(self, tree: Branch, heights: Heights, report: Callable[[Fault], None]) -> Branch:
-        """The merged tree in the schema's own words; what has no counterpart is reported."""
+        """Return the merged tree in the schema's own words; what has no counterpart is reported."""
         ...

@@ -57,7 +57,7 @@ def split_flags(arguments: Sequence[str], report: Callable[[Fault], None]) -> li
 
 
 def key_path(name: str) -> KeyPath | None:
-    """The path that the name of a flag spells; None where it can be none of a key."""
+    """Return the path that the name of a flag spells; None where it can be none of a key."""
     path: list[Key] = []
     for part in re.findall(SEGMENT, name, re.DOTALL):
         if part[0] not in "\"'":
@@ -73,8 +73,8 @@ def key_path(name: str) -> KeyPath | None:
 
 
 def flag_tree(flags: Sequence[Flag], schema: Any, report: Callable[[Fault], None]) -> Branch:
-    """The flags as one tree, their text read by the schema's types. Of two flags of one name the later counts, but the
-    entries of a list are taken from all of them; a longer name is laid over a shorter one."""
+    """Return the flags as one tree, their text read by the schema's types. Of two flags of one name the later
+    counts, but the entries of a list are taken from all of them; a longer name is laid over a shorter one."""
     alike: dict[str, list[Flag]] = {}
     for flag in flags:
         alike[flag.place] = [*alike.pop(flag.place, []), flag]
@@ -101,7 +101,7 @@ def flag_tree(flags: Sequence[Flag], schema: Any, report: Callable[[Fault], None
 
 
 def joined(values: Sequence[Any], entries: tuple[Any, ...], fitting: frozenset[str]) -> Any:
-    """The value of a key that takes a list, by several flags: the entries of all, those before a None left out.
+    """Return the value of a key that takes a list, by several flags: the entries of all, those before a None left out.
 
     `entries`: the forms of an entry, as `entries_of` gives them. One flag alone may give a value that is no list.
     """
@@ -121,7 +121,7 @@ def joined(values: Sequence[Any], entries: tuple[Any, ...], fitting: frozenset[s
 
 
 def convert(text: str, fitting: frozenset[str]) -> Any:
-    """The value that a flag's text means, where values of the kinds `fitting` are wanted (empty: any).
+    """Return the value that a flag's text means, where values of the kinds `fitting` are wanted (empty: any).
 
     In this order: none; a list, tuple, dict or quoted text in Python notation; true and false; a number; text. What
     does not fit while text does stays text: `--name 123` gives "123" to a key that takes text only.
@@ -148,7 +148,7 @@ def convert(text: str, fitting: frozenset[str]) -> Any:
 
 
 def parse_number(text: str) -> int | float | None:
-    """The number a text spells in ASCII digits; None where it spells none, or one beyond a double's range."""
+    """Return the number a text spells in ASCII digits; None where it spells none, or one beyond a double's range."""
     for kind in (int, float):
         with suppress(ValueError):
             number = kind(text)

@@ -41,7 +41,7 @@ class Source:
 
 
 def shown_path(path: Path) -> str:
-    """The path as messages show it: relative to the working directory where it lies below that."""
+    """Return the path as messages show it: relative to the working directory where it lies below that."""
     absolute, here = os.path.abspath(path), os.getcwd()
     return os.path.relpath(absolute, here) if absolute.startswith(here + os.sep) else str(path)
 
@@ -58,7 +58,7 @@ def read_source(path: Path, report: Callable[[Fault], None]) -> Source:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises ConfigError for what hinders."""
+    """Return the text of a file. Raises ConfigError for what hinders."""
     place = shown_path(path)
     try:
         if path.suffix not in (".py", ".toml"):
@@ -88,7 +88,7 @@ def read_python(text: str, source: Source, report: Callable[[Fault], None]) -> N
 
 
 def parse_python(text: str, mode: str) -> Any:
-    """The syntax tree of Python text, without the warnings that Python prints about odd literals."""
+    """Return the syntax tree of Python text, without the warnings that Python prints about odd literals."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text, mode=mode)
@@ -169,7 +169,7 @@ def placeholder_faults(source: Source) -> list[Fault]:
 
 
 def toml_fault(error: Exception, source: Source) -> Fault:
-    """The error of a TOML file, with the line that it names."""
+    """Return the error of a TOML file, with the line that it names."""
     place, text = source.file, ""
     if match := re.search(r" \(at line (\d+), column \d+\)$", str(error)):
         place, text = f"{place}:{match[1]}", shorten(source.lines[int(match[1]) - 1].decode())
@@ -177,7 +177,7 @@ def toml_fault(error: Exception, source: Source) -> Fault:
 
 
 def check_toml(value: Any) -> None:
-    """Raises ValueError for a value of a TOML file that a configuration cannot hold."""
+    """Raise ValueError for a value of a TOML file that a configuration cannot hold."""
     if isinstance(value, (list, dict)):
         for part in value.values() if isinstance(value, dict) else value:
             check_toml(part)

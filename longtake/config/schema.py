@@ -28,7 +28,7 @@ DEFAULT = "default"
 
 
 def forms(annotation: Any) -> tuple[Any, ...]:
-    """The types an annotation allows: unions, aliases and Annotated taken apart."""
+    """Return the types an annotation allows: unions, aliases and Annotated taken apart."""
     origin = typing.get_origin(annotation)
     if origin is typing.Annotated:
         return forms(typing.get_args(annotation)[0])
@@ -46,12 +46,12 @@ def is_section(form: Any) -> bool:
 
 
 def fields(form: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields of a section by the names a user writes."""
+    """Return the fields of a section by the names a user writes."""
     return {field.alias or name: field for name, field in form.model_fields.items()}
 
 
 def below(form: Any, key: Key) -> tuple[Any, ...]:
-    """The forms of the entry `key` of a value of this form; none where it can have no such entry."""
+    """Return the forms of the entry `key` of a value of this form; none where it can have no such entry."""
     if is_section(form):
         field = fields(form).get(str(key))
         return () if field is None else forms(field.annotation)
@@ -68,7 +68,7 @@ def below(form: Any, key: Key) -> tuple[Any, ...]:
 
 
 def entries_of(found: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The forms of an entry, where some of the forms are lists of any length; none elsewhere."""
+    """Return the forms of an entry, where some of the forms are lists of any length; none elsewhere."""
     entries: list[Any] = []
     for form in found:
         origin, arguments = typing.get_origin(form), typing.get_args(form)
@@ -78,7 +78,8 @@ def entries_of(found: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def forms_at(schema: Any, path: KeyPath, tree: Node | None = None) -> tuple[Any, ...]:
-    """The forms at a path; of several sections only those that agree with the values `tree` gives their literals."""
+    """Return the forms at a path; of several sections only those that agree with the values `tree` gives their
+    literals."""
     found = fitting(forms(schema), tree)
     for key in path:
         tree = tree.items.get(matching_key(tree.items, key)) if isinstance(tree, Branch) else None
@@ -87,7 +88,7 @@ def forms_at(schema: Any, path: KeyPath, tree: Node | None = None) -> tuple[Any,
 
 
 def fitting(found: tuple[Any, ...], tree: Node | None) -> tuple[Any, ...]:
-    """The forms without the sections whose literal fields, such as `type`, have another value in the tree."""
+    """Return the forms without the sections whose literal fields, such as `type`, have another value in the tree."""
     if not isinstance(tree, Branch):
         return found
     kept = tuple(form for form in found if not (is_section(form) and contradicts(form, tree)))
@@ -109,7 +110,8 @@ def literal_values(form: Any) -> tuple[Any, ...]:
 
 
 def kinds(found: tuple[Any, ...]) -> frozenset[str]:
-    """The kinds of value the forms take: none, bool, int, float, text, list, tuple, dict. Empty: anything may fit."""
+    """Return the kinds of value the forms take: none, bool, int, float, text, list, tuple, dict. Empty: anything may
+    fit."""
     result: set[str] = set()
     for form in found:
         origin = typing.get_origin(form) or form
@@ -125,7 +127,7 @@ def kinds(found: tuple[Any, ...]) -> frozenset[str]:
 
 
 def all_names(schema: Any) -> Iterator[KeyPath]:
-    """The path of every field of the schema, outer ones first; a section inside itself is not followed."""
+    """Yield the path of every field of the schema, outer ones first; a section inside itself is not followed."""
     waiting: list[tuple[KeyPath, Any, tuple[Any, ...]]] = [((), form, ()) for form in forms(schema)]
     while waiting:
         path, form, outer = waiting.pop(0)
@@ -165,7 +167,8 @@ def suggest(schema: Any, path: KeyPath, key: str, tree: Node | None = None) -> s
 
 
 def _other_kinds(schema: Any, path: KeyPath, key: str, chosen: list[type[BaseModel]]) -> str:
-    """A hint that names the values of `type` whose section has the key, where the one chosen has not; else empty."""
+    """Return a hint that names the values of `type` whose section has the key, where the one chosen has not; else
+    empty."""
     kinds = {kind: form for form in forms_at(schema, path) for kind in _kind_names(form)}
     owners = [kind for kind, form in kinds.items() if key in fields(form)]
     own = [kind for kind, form in kinds.items() if form in chosen]
@@ -176,13 +179,13 @@ def _other_kinds(schema: Any, path: KeyPath, key: str, chosen: list[type[BaseMod
 
 
 def _kind_names(form: Any) -> tuple[str, ...]:
-    """The values of `type` that stand for this section; none where it has no such field."""
+    """Return the values of `type` that stand for this section; none where it has no such field."""
     field = fields(form).get("type") if is_section(form) else None
     return () if field is None else tuple(name for member in forms(field.annotation) for name in literal_values(member))
 
 
 def fit_keys(node: Node, found: tuple[Any, ...]) -> Node:
-    """The tree with keys as the schema types them: "33" becomes 33 in a dict of whole numbers, 33 "33" in one of
+    """Return the tree with keys as the schema types them: "33" becomes 33 in a dict of whole numbers, 33 "33" in one of
     text."""
     if isinstance(node, Leaf) or not found or found == (Any,):
         return node
@@ -200,7 +203,8 @@ def fit_keys(node: Node, found: tuple[Any, ...]) -> Node:
 
 
 def underlaid(node: Node, found: tuple[Any, ...]) -> Node:
-    """The tree laid over the default sections of its schema: `--model.depth 2` keeps the default's type of model.
+    """Return the tree laid over the default sections of its schema: `--model.depth 2` keeps the default's type of
+    model.
 
     `found` are the forms of the node. A default counts where a field has a section as its default and the tree gives a
     dict for it that neither replaces (`_delete_`) nor contradicts the literals of the default, such as its `type`.
@@ -223,7 +227,7 @@ def underlaid(node: Node, found: tuple[Any, ...]) -> Node:
 
 
 def default_section(field: FieldInfo) -> BaseModel | None:
-    """The section that is a field's default; None where the default is something else."""
+    """Return the section that is a field's default; None where the default is something else."""
     default = field.default
     if field.default_factory is not None and not field.default_factory_takes_validated_data:
         default = field.get_default(call_default_factory=True)
@@ -237,7 +241,7 @@ def asks_for_another(default: BaseModel, given: Branch) -> bool:
 
 
 def set_values(section: BaseModel) -> dict[str, Any]:
-    """The values a section was built with, and the single literals that tell it from other sections."""
+    """Return the values a section was built with, and the single literals that tell it from other sections."""
     found: dict[str, Any] = {}
     for name in [*literal_fields(section), *sorted(section.model_fields_set)]:
         value = getattr(section, name)
@@ -246,7 +250,7 @@ def set_values(section: BaseModel) -> dict[str, Any]:
 
 
 def literal_fields(section: BaseModel) -> list[str]:
-    """The fields of a section that can have one value only: they say which kind of section it is."""
+    """Return the fields of a section that can have one value only: they say which kind of section it is."""
     return [
         name
         for name, field in type(section).model_fields.items()

@@ -41,7 +41,8 @@ Problem = Mapping[str, Any]  # one entry of ValidationError.errors()
 
 
 def translate(error: ValidationError, tree: Branch, schema: Any, file: str) -> list[Fault]:
-    """The faults of a tree that its schema refused, in the order of the tree; `file` is where missing keys belong."""
+    """Return the faults of a tree that its schema refused, in the order of the tree; `file` is where missing keys
+    belong."""
     plain_tree = plain(tree)
     groups: dict[KeyPath, dict[str, list[tuple[KeyPath, Problem]]]] = {}
     for problem in error.errors(include_url=False):
@@ -86,7 +87,8 @@ def data_path(problem: Problem, tree: Any) -> tuple[KeyPath, KeyPath | None, str
 def union_faults(
     union: KeyPath, members: dict[str, list[tuple[KeyPath, Problem]]], tree: Branch, schema: Any, file: str
 ) -> Iterator[Fault]:
-    """The faults of one place. Of a union, those of the member that came nearest; where none is near, all in one."""
+    """Yield the faults of one place. Of a union, those of the member that came nearest; where none is near,
+    all in one."""
     near = {
         member: found
         for member, found in members.items()
@@ -163,7 +165,7 @@ def one_of(allowed: list[Any], given: Any) -> tuple[str, str]:
 
 
 def truth_faults(tree: Branch, schema: Any) -> list[Fault]:
-    """True and False where a number belongs: pydantic would read them as 1 and 0."""
+    """Return True and False where a number belongs: pydantic would read them as 1 and 0."""
     faults: list[Fault] = []
     for path, node in leaves(tree):
         if isinstance(node, Leaf) and isinstance(node.value, bool):

@@ -64,15 +64,16 @@ Node = Leaf | Branch
 
 
 def grow(value: Any, origin: Origin) -> Node:
-    """The tree of plain data, every value of it written at `origin`. Raises ValueError on a bad key."""
+    """Return the tree of plain data, every value of it written at `origin`. Raises ValueError on a bad key."""
     if not isinstance(value, Mapping):
         return Leaf(value, origin)
     return branch([(key, grow(item, origin)) for key, item in value.items()], origin)
 
 
 def branch(items: list[tuple[object, Node]], origin: Origin) -> Branch:
-    """A branch of these items, later ones taking the place of earlier ones; `_delete_` becomes its `replaces`. Raises
-    ValueError for a key of another kind, 33 beside "33", and a `_delete_` that is neither True nor False."""
+    """Return a branch of these items, later ones taking the place of earlier ones; `_delete_` becomes its
+    `replaces`. Raises ValueError for a key of another kind, 33 beside "33", and a `_delete_` that is neither True
+    nor False."""
     kept: dict[Key, Node] = {}
     replaces = False
     for key, node in items:
@@ -90,7 +91,8 @@ def branch(items: list[tuple[object, Node]], origin: Origin) -> Branch:
 
 
 def plain(node: Node, marks: bool = False) -> Any:
-    """The tree as plain data: dicts, lists, tuples and scalars. `marks` keeps each `_delete_`, for `grow` to find."""
+    """Return the tree as plain data: dicts, lists, tuples and scalars. `marks` keeps each `_delete_`, for `grow` to
+    find."""
     if isinstance(node, Leaf):
         return node.value
     data: dict[Any, Any] = {key: plain(item, marks) for key, item in node.items.items()}
@@ -98,7 +100,7 @@ def plain(node: Node, marks: bool = False) -> Any:
 
 
 def settled(node: Node) -> Node:
-    """The tree with every `_delete_` forgotten: what a name stands for once it has been merged."""
+    """Return the tree with every `_delete_` forgotten: what a name stands for once it has been merged."""
     if isinstance(node, Leaf):
         return node
     return Branch({key: settled(item) for key, item in node.items.items()}, node.origin)
@@ -132,7 +134,7 @@ def merge(below: Node | None, above: Node, report: Callable[[Fault], None], path
 
 
 def matching_key(items: Mapping[Key, Any], key: Key) -> Key:
-    """The key of `items` that means the same as `key`: 33 and "33" are one; `key` itself where there is none."""
+    """Return the key of `items` that means the same as `key`: 33 and "33" are one; `key` itself where there is none."""
     if key in items:
         return key
     twin = number_key(key) if isinstance(key, str) else str(key)
@@ -145,8 +147,8 @@ def number_key(key: Key) -> Key:
 
 
 def dotted(path: KeyPath) -> str:
-    """The path as one name, `bucket_config.256px.33`, as a flag spells it: a text key that would be read as something
-    else there, because it has dots, dashes, blanks or quotes or spells a number, is quoted."""
+    """Return the path as one name, `bucket_config.256px.33`, as a flag spells it: a text key that would be read as
+    something else there, because it has dots, dashes, blanks or quotes or spells a number, is quoted."""
 
     def spelled(key: Key) -> str:
         plain = isinstance(key, int) or (PLAIN_KEY.fullmatch(key) and not WHOLE_NUMBER.fullmatch(key))
@@ -166,7 +168,7 @@ def leaves(node: Node, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
 
 
 def nearest(node: Node, path: KeyPath) -> Node:
-    """The deepest node on the way along `path`."""
+    """Return the deepest node on the way along `path`."""
     for key in path:
         if isinstance(node, Leaf):
             return node

@@ -150,7 +150,7 @@ class DatasetWithoutTable(DatasetConfig):
 
 
 def _limit(value: int | float | str) -> int | float | None:
-    """A number of samples (int) or a share of them (float); None where `value` is neither."""
+    """Return a number of samples (int) or a share of them (float); None where `value` is neither."""
     if not isinstance(value, str):
         return value
     try:

@@ -30,7 +30,8 @@ class Companion:
     by_mean: bool = False  # in generation its latents are the posterior's mean, even where those of training are drawn
 
     def shapes(self, shape: tuple[int, int, int]) -> dict[str, tuple[int, ...]]:
-        """The tensors that it is for a sample of (T, H, W) pixels; stills have a mask of those that are there."""
+        """Return the tensors that it is for a sample of (T, H, W) pixels; stills have a mask of those that
+        are there."""
         frames, height, width = shape
         if self.kind == "video":
             return {self.name: (3, frames, height, width)}

@@ -50,7 +50,7 @@ def caption(colour: str, shape: str, direction: str | None = None) -> str:
 
 
 def split_prompts() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The captions of the 60 combinations to train on, and of the 12 held out.
+    """Return the captions of the 60 combinations to train on, and of the 12 held out.
 
     Held out are two of each colour, four of each shape and three of each direction; every pair of colour and direction,
     colour and shape, shape and direction is still seen in training.
@@ -77,7 +77,7 @@ def make_shapes(
     shot: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Writes clips, stills, `train_prompts.txt`, `heldout_prompts.txt` and `clips.csv`, the table; returns its path.
+    """Write clips, stills, `train_prompts.txt`, `heldout_prompts.txt` and `clips.csv`, the table; return its path.
 
     Captions come in turns, so that each is shown equally often. `wide` and `long`: the shares of files that are;
     `every`: only every so many frames are kept, at a lower rate; `shot`: as for `draw_clip`.
@@ -113,7 +113,7 @@ def make_shapes(
 def draw_clip(
     text: str, draws: Sequence[float] | np.ndarray, wide: float = 0.25, long: float = 0.25, shot: int = 0
 ) -> np.ndarray:
-    """The frames of one caption, uint8 [T, H, W, 3] (T = 1 for a still), by 9 uniforms in [0, 1).
+    """Return the frames of one caption, uint8 [T, H, W, 3] (T = 1 for a still), by 9 uniforms in [0, 1).
 
     shot: the frames of a clip, all of a length and square, in which the shape crosses the middle while day breaks: the
     ground tells which frame is which."""
@@ -153,7 +153,8 @@ def _draw_shot(text: str, draws: Sequence[float] | np.ndarray, num_frames: int) 
 
 
 def _travel(speed: float, num_frames: int, room: np.ndarray, frame: np.ndarray, move: np.ndarray) -> float:
-    """The way of a whole clip in pixels: between the least a window of 8 frames needs and what the room allows."""
+    """Return the way of a whole clip in pixels: between the least a window of 8 frames needs and what the
+    room allows."""
     if not move.any():
         return 0.0
     axis = int(np.argmax(np.abs(move)))

@@ -49,7 +49,8 @@ def split_stories() -> tuple[list[Story], list[Story], list[Story], list[Story]]
 
 
 def scenes(story: Sequence[str], frames: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """The frames in which each scene of a story can be seen, with what they are to show, the shape called by name."""
+    """Return the frames in which each scene of a story can be seen, with what they are to show, the shape called by
+    name."""
     name = " ".join(story[0].split()[:3])
     starts = [0, *(SHARED + SCENE * number for number in range(1, len(story))), len(frames)]
     found = []
@@ -68,7 +69,7 @@ def make_stories(
     num_clips: int = 960,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Writes clips of 1 or 3 scenes and `clips.csv`, their table, whose captions are JSON arrays; returns its path.
+    """Write clips of 1 or 3 scenes and `clips.csv`, their table, whose captions are JSON arrays; return its path.
 
     Of three scenes, the shape is gone for one in half of the clips. Stories come in turns.
     """
@@ -94,7 +95,7 @@ def make_stories(
 
 
 def draw_story(story: Sequence[str], draws: Sequence[float] | np.ndarray) -> np.ndarray:
-    """The frames of a story, uint8 [T, H, W, 3], by 6 uniforms in [0, 1)."""
+    """Return the frames of a story, uint8 [T, H, W, 3], by 6 uniforms in [0, 1)."""
     size, speed, grey, shade, *off_centre = (float(draw) for draw in draws)
     side = SQUARE[0]
     step = side * (_SPEED[0] + speed * (_SPEED[1] - _SPEED[0]))

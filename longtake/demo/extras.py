@@ -41,12 +41,12 @@ class Check:
 
 
 def seen_table(table: Path) -> Path:
-    """The part of a table that leaves a colour out."""
+    """Return the part of a table that leaves a colour out."""
     return table.with_name("seen.parquet")
 
 
 def split_table(table: Path, colour: str) -> tuple[Path, Path]:
-    """The clips without a colour and those with it, as tables beside `table`; those that are there stay."""
+    """Return the clips without a colour and those with it, as tables beside `table`; those that are there stay."""
     found = seen_table(table), table.with_name("held_back.parquet")
     for path, word in zip(found, ("NOT LIKE", "LIKE"), strict=True):
         if not path.exists():
@@ -57,8 +57,8 @@ def split_table(table: Path, colour: str) -> tuple[Path, Path]:
 def draw_given(
     folder: Path, prompts: Sequence[str], given: GivenCase, config: RunConfig, looks: Mapping[str, Any]
 ) -> Path:
-    """The frames that a prompt's video is to go on from, of a clip that training has not seen, for each prompt; returns
-    the table of both."""
+    """Return the frames that a prompt's video is to go on from, of a clip that training has not seen, for each
+    prompt; returns the table of both."""
     folder.mkdir(parents=True, exist_ok=True)
     num_frames = config.sampling_option.num_frames
     draws = uniforms(hash64("shapes", "stills"), 0, Purpose.SAMPLING, 0, np.arange(len(prompts)), _DRAWS)
@@ -79,7 +79,7 @@ def draw_given(
 
 
 def stills_of(table: Path) -> list[tuple[str, Path]]:
-    """The prompts and stills of such a table."""
+    """Return the prompts and stills of such a table."""
     with table.open(encoding="utf-8", newline="") as lines:
         return [(row["text"], table.parent / row["ref"]) for row in csv.DictReader(lines)]
 
@@ -101,7 +101,7 @@ def least_psnr(system: System, config: GenerateConfig, folder: Path, title: str)
 
 
 def sample_few(system: System, config: GenerateConfig, folder: Path) -> tuple[list[Video], torch.Tensor]:
-    """The first videos that a config asks for, and their pixels in [-1, 1], [N, 3, T, H, W]; nothing is written.
+    """Return the first videos that a config asks for, and their pixels in [-1, 1], [N, 3, T, H, W]; nothing is written.
     Collective."""
     videos = plan_videos(config.model_copy(update={"save_dir": str(folder), "num_samples": CHECKED}))
     return videos, sample_batch(system, videos, config)

@@ -136,7 +136,7 @@ def score(clips: Iterable[tuple[str, np.ndarray]], made: slice = slice(None)) ->
 
 
 def _blob(frames: np.ndarray) -> tuple[str, np.ndarray] | None:
-    """The clip's colour, and how much of it each pixel has, [T, H, W]; None where nothing is coloured."""
+    """Return the clip's colour, and how much of it each pixel has, [T, H, W]; None where nothing is coloured."""
     if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != np.uint8 or not frames.size:
         raise ValueError(f"the judge takes uint8 [T, H, W, 3], not {frames.dtype} {list(frames.shape)}")
     chroma, nearest = _chroma_and_colour(frames.astype(np.float32))
@@ -164,8 +164,9 @@ def _hue_plane(rgb: np.ndarray) -> np.ndarray:
 
 
 def _travel(mass: np.ndarray) -> tuple[float, float]:
-    """The way of the centroid of mass [T, H, W], to the right and down, as shares of width and height, by a straight
-    line fitted to the frames, each counted by its mass: one in which the blob fades or flickers decides nothing."""
+    """Return the way of the centroid of mass [T, H, W], to the right and down, as shares of width and height, by a
+    straight line fitted to the frames, each counted by its mass: one in which the blob fades or flickers decides
+    nothing."""
     num_frames = len(mass)
     weight, x, y = _centroids(mass)
     if num_frames < 2 or np.count_nonzero(weight > 0.05 * weight.max()) < 2:
@@ -186,7 +187,7 @@ def _centroids(mass: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _shape(frames: np.ndarray, mass: np.ndarray) -> str:
-    """The silhouette that the blob of mass [T, H, W] is nearest to, over all frames in which it can be seen."""
+    """Return the silhouette that the blob of mass [T, H, W] is nearest to, over all frames in which it can be seen."""
     weight = mass.sum((1, 2))
     seen = weight > 0.05 * weight.max()
     coverage = _coverage(frames[seen].astype(np.float32), mass[seen])

@@ -34,7 +34,7 @@ class Note:
 
 
 def usual_name(system: str) -> str:
-    """The name of a system's folder."""
+    """Return the name of a system's folder."""
     return "demo" if system == USUAL else f"demo_{system}"
 
 
@@ -62,8 +62,8 @@ def numbered(folder: Path) -> Iterator[Path]:
 
 
 def read_note(folder: Path, overrides: Sequence[str], num_clips: int, num_stills: int, system: str = USUAL) -> Note:
-    """The note of the demo that goes on in `folder`, with its own number of clips and `overrides` added; a new one
-    where none begins. Raises `UserError` where the note cannot be read, or is of another system."""
+    """Return the note of the demo that goes on in `folder`, with its own number of clips and `overrides` added; a
+    new one where none begins. Raises `UserError` where the note cannot be read, or is of another system."""
     try:
         note = TypeAdapter(Note).validate_json((folder / NOTE).read_bytes())
     except FileNotFoundError:
@@ -78,6 +78,6 @@ def read_note(folder: Path, overrides: Sequence[str], num_clips: int, num_stills
 
 
 def find_run(folder: Path, name: str = "run") -> Path | None:
-    """The newest run of a name in a demo's folder that can be continued, if there is one."""
+    """Return the newest run of a name in a demo's folder that can be continued, if there is one."""
     found = [path.parent for path in folder.glob(f"{name}*/config.py")]
     return max(found, key=lambda path: (path / "config.py").stat().st_mtime) if found else None

@@ -64,7 +64,7 @@ def write_report(
     facts: Sequence[tuple[str, str]] = (),
     checks: Sequence[Check] = (),
 ) -> None:
-    """Writes the report, whole or not at all, and its summary beside it. `groups`: the main bucket first; `real`: the
+    """Write the report, whole or not at all, and its summary beside it. `groups`: the main bucket first; `real`: the
     judge's accuracy on the real clips; `seconds`: of each part of the demo."""
     main, total = groups[0].accuracy, sum(seconds.values())
     lead = (
@@ -122,7 +122,7 @@ def _grid(samples: Sequence[ShownSample], fps: float) -> Html:
 
 
 def _figure(sample: ShownSample, fps: float) -> Html:
-    """A video, its prompt, and whether that is what the judge saw."""
+    """Return a video, its prompt, and whether that is what the judge saw."""
     verdict = joined(_verdict(text, seen) for text, seen in sample.seen)
     return figure(film(sample.frames, fps, sample.prompt), sample.prompt, verdict)
 

@@ -72,7 +72,7 @@ class Sampler:
     system: System
 
     def asked(self, size: Mapping[str, Any], **keys: Any) -> Sampler:
-        """The same with other keys; `size`: those of `sampling_option`."""
+        """Return the same with other keys; `size`: those of `sampling_option`."""
         option = self.config.sampling_option.model_copy(update=dict(size))
         return Sampler(self.config.model_copy(update={**keys, "sampling_option": option}), self.system)
 
@@ -96,7 +96,7 @@ class Demo:
         self.kinds = kinds(self.config, self.system.held_back)
 
     def take(self, source: str) -> DemoOutcome:
-        """Takes all steps in their order, those that an earlier call has done in no time."""
+        """Take all steps in their order, those that an earlier call has done in no time."""
         self.world.on_main(lambda: self.note.save(self.folder))
         self.begin(f"clips, in {self.folder}")
         if self.note.seconds:
@@ -129,7 +129,7 @@ class Demo:
         return DemoOutcome(self.folder, run, accuracy, checks, report, self.note.seconds)
 
     def extras(self) -> dict[str, Callable[[Outcome, Sampler], bool]]:
-        """The parts that not every system has, by name; each returns whether it came to its end."""
+        """Return the parts that not every system has, by name; each returns whether it came to its end."""
         found: dict[str, Callable[[Outcome, Sampler], bool]] = {}
         for given in given_frames(self.config):
             found[given.part] = partial(self.go_on, given)
@@ -138,7 +138,7 @@ class Demo:
         return found
 
     def train(self, source: str) -> Outcome:
-        """The training run, or what is left of it."""
+        """Return the training run, or what is left of it."""
         return train(self.config, self.world, source, self.console)
 
     def begin(self, what: str) -> None:
@@ -147,7 +147,7 @@ class Demo:
         self.say(f"[{self.part}/{4 + len(self.extras())}] {what}", "bold")
 
     def clips(self) -> Accuracy:
-        """Makes the clips and last their table, or takes those that are there; returns what the judge sees in them.
+        """Make the clips and last their table, or take those that are there; return what the judge sees in them.
         Rank 0."""
         table = table_of(self.folder)
         with self.bar() as bar:
@@ -169,7 +169,7 @@ class Demo:
         return real
 
     def make_clips(self, table: Path, shown: Callable[[str], Callable[[int, int], None]]) -> None:
-        """Makes the clips and their table, where it is not there. `shown` begins a bar."""
+        """Make the clips and their table, where it is not there. `shown` begins a bar."""
         if not table.exists():
             num_stills = self.note.num_stills if has_several_buckets(self.config) else 0
             sizes = {"num_clips": self.note.num_clips, "num_stills": num_stills}
@@ -183,7 +183,7 @@ class Demo:
         return Sampler(source.config, open_system(source, self.world, self.say))
 
     def samples(self, base: Sampler) -> None:
-        """Generates every kind of video and judges the files, which appear in `samples/` when all are made."""
+        """Generate every kind of video and judges the files, which appear in `samples/` when all are made."""
         partial = self.folder / ".samples.partial"
         self.world.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
         for kind in self.kinds:
@@ -195,7 +195,7 @@ class Demo:
         self.say(f"{total} videos and stills, and contact sheets (grid.png), in {place}")
 
     def videos(self, name: str, title: str, num_shown: int, asked: Sampler, made: slice = slice(None)) -> list[Video]:
-        """Generates videos, and judges them as one group; `made`: as for `judge`."""
+        """Generate videos, and judges them as one group; `made`: as for `judge`."""
         with self.bar() as bar:
             task = bar.add_task("generating", total=None)
 
@@ -249,7 +249,7 @@ class Demo:
         return True
 
     def train_adapters(self, run: Outcome) -> Outcome:
-        """The run of adapters upon the demo's run."""
+        """Return the run of adapters upon the demo's run."""
         source = str(find_run(self.folder, "adapters") or self.system.adapters)
         preset = read_run(source).value
         mix = [(str(table_of(self.folder).with_name(Path(path).name)), weight) for path, weight in preset.dataset.mix]
@@ -273,14 +273,14 @@ class Demo:
         self.console.print(text, style=style, markup=False)
 
     def bar(self) -> Progress:
-        """A live bar on a terminal, nothing elsewhere."""
+        """Return a live bar on a terminal, nothing elsewhere."""
         columns = (*Progress.get_default_columns(), MofNCompleteColumn())
         live = self.console.is_terminal and self.world.is_main
         return Progress(*columns, console=self.console, transient=True, disable=not live)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Adds the time of a step to the note, also where it is interrupted."""
+        """Add the time of a step to the note, also where it is interrupted."""
         start = time.perf_counter()
         try:
             yield
@@ -304,7 +304,7 @@ def table_of(folder: Path) -> Path:
 
 
 def _judged(title: str, num_shown: int, videos: Sequence[Video], made: slice) -> Group:
-    """Reads files back, judges all, and picks the ones to show evenly."""
+    """Read files back, judges all, and picks the ones to show evenly."""
     pairs = [(video.prompt.text, read_video(video.path)) for video in videos]
     picks = np.linspace(0, len(pairs) - 1, min(num_shown, len(pairs))).round().astype(int)
     shown = [ShownSample.of(*pairs[pick], made) for pick in picks]

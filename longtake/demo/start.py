@@ -30,7 +30,7 @@ def run_demo(
     system: str = USUAL,
     of_adapters: Sequence[str] = (),
 ) -> DemoOutcome:
-    """Runs the demo in `folder`, going on where an interrupted one left off; beside a finished one in `folder-2`, ...
+    """Run the demo in `folder`, going on where an interrupted one left off; beside a finished one in `folder-2`, ...
 
     `overrides` are of the training run, and remembered; `of_adapters` of that of adapters, where there is one. Under
     torchrun every process calls it; rank 0 speaks and writes. Ctrl-C ends it with a word on how to go on. Raises
@@ -60,7 +60,7 @@ def run_demo(
 
 
 def _refuse_own_keys(overrides: Sequence[str], system: DemoSystem) -> None:
-    """Raises `UserError` for a key that the demo sets itself."""
+    """Raise `UserError` for a key that the demo sets itself."""
     for word in overrides:
         name = word.removeprefix("--").split("=")[0].replace("-", "_")
         if word.startswith("--") and name in _OWN_KEYS:

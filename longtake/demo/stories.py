@@ -100,7 +100,7 @@ class StoryDemo(Demo):
             raise UserError(f"{log}: the run without a mixer ended with status {other.returncode}; its lines say why")
 
     def compare(self, run: Outcome, base: Sampler) -> bool:
-        """The same videos by the run without a mixer."""
+        """Return the same videos by the run without a mixer."""
         sampler = self.open(self.folder / WITHOUT / self.system.stages[-1])
         for kind in self.kinds:
             own = {"prompt": list(kind.prompts), "save_dir": str(self.folder / f"{WITHOUT}_mixer" / kind.name)}

@@ -82,7 +82,7 @@ def given_frames(config: RunConfig) -> Sequence[GivenCase]:
 
 
 def system_names() -> list[str]:
-    """The systems that have a demo."""
+    """Return the systems that have a demo."""
     runs = (one.path for one in presets.presets() if one.path.parent == FOLDER)
     return [path.stem for path in runs if not path.stem.endswith(_ADAPTERS)]
 
@@ -93,7 +93,7 @@ def about(name: str) -> str:
 
 
 def demo_system(name: str) -> DemoSystem:
-    """The system of a name. Raises `UserError` where there is none."""
+    """Return the system of a name. Raises `UserError` where there is none."""
     if name not in (names := system_names()):
         raise UserError(f"--system {name}: there is no such demo; choose {' or '.join(names)}, or all")
     adapters = FOLDER / f"{name}{_ADAPTERS}.py"

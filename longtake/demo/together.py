@@ -24,7 +24,7 @@ PAGE = "demos.html"
 
 
 def run_all(folder: Path, console: Console, overrides: Sequence[str] = (), **sizes: Any) -> DemoOutcome:
-    """Runs the demo of each system in a folder of its own in `folder`, those that are not finished there, and writes
+    """Run the demo of each system in a folder of its own in `folder`, those that are not finished there, and write
     `demos.html`. `overrides` and `sizes` as for `run_demo`, of each. The outcome is that of the last, or of the one
     that was interrupted. Raises `UserError` as `run_demo` does."""
     found: dict[str, Path] = {}
@@ -49,7 +49,7 @@ def run_all(folder: Path, console: Console, overrides: Sequence[str] = (), **siz
 
 
 def write_page(path: Path, demos: Mapping[str, Path]) -> None:
-    """Writes the page of finished demos, by system, whole or not at all."""
+    """Write the page of finished demos, by system, whole or not at all."""
     summaries = {system: parse_json((demo / SUMMARY).read_text("utf-8")) for system, demo in demos.items()}
     lead = (
         "Each system was trained on made-up clips of coloured shapes that move, and made videos from prompts, which a "
@@ -78,7 +78,7 @@ def _shares(shares: Sequence[str]) -> list[Html]:
 
 
 def _finished(home: Path) -> Path | None:
-    """The newest finished demo of a system, in its usual folder or a numbered one."""
+    """Return the newest finished demo of a system, in its usual folder or a numbered one."""
     found = None
     for folder in numbered(home):
         if not folder.exists():

@@ -18,8 +18,8 @@ def split(
     arities: Mapping[str, int],
     plain: Callable[[str], str] = lambda name: name.replace("-", "_"),
 ) -> tuple[dict[str, list[str]], list[list[str]]]:
-    """The known flags by name, with their arguments, and all else: flags of others with the word behind them, and words
-    by themselves. Of two flags of one name the later counts.
+    """Return the known flags by name, with their arguments, and all else: flags of others with the word behind them,
+    and words by themselves. Of two flags of one name the later counts.
 
     arities: name -> most arguments. plain: the spelling of a name that `arities` has.
     """

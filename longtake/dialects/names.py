@@ -15,7 +15,7 @@ _CUTOFF = 0.75  # `--rnk` is `--rank`, and `--lora_rank` is neither `--rank` nor
 
 
 def restate(message: str, typed_names: Mapping[str, str]) -> str:
-    """A message with Longtake's keys replaced by the names that the user typed.
+    """Return a message with Longtake's keys replaced by the names that the user typed.
 
     typed_names: `lora.targets` -> `--target_name`, or the name in a file.
     """

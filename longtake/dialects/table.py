@@ -132,7 +132,7 @@ def _put(work: Translation, row: KeyRow, node: Node, named_as: str) -> None:
 
 
 def _is_in(value: Any, allowed: Iterable[Any]) -> bool:
-    """True where a value is one of those allowed; True is not 1, and 1 is not 1.0."""
+    """Return True where a value is one of those allowed; True is not 1, and 1 is not 1.0."""
     return any(value == one and type(value) is type(one) for one in allowed)
 
 

@@ -22,13 +22,13 @@ CHECK = "check the path, or leave it out"
 
 
 def is_own_checkpoint(place: str) -> bool:
-    """True where a path is a checkpoint, or the folder of a run, of Longtake."""
+    """Return True where a path is a checkpoint, or the folder of a run, of Longtake."""
     folder = Path(place).expanduser()
     return folder.is_dir() and (is_complete(folder) or bool(list_checkpoints(folder)))
 
 
 def is_missing(place: str) -> bool:
-    """True where weights are neither on this machine nor known to be published under this name."""
+    """Return True where weights are neither on this machine nor known to be published under this name."""
     path = Path(place).expanduser()
     exists = path.exists() or bool(glob.glob(str(path)))
     # `folder/x/y.safetensors` may be a name on the hub too: --tiny downloads nothing, and owners of weights are few

@@ -63,7 +63,7 @@ class Translation:
         self._names_by_origin: dict[Origin, str] = {}
 
     def get(self, name: str) -> Node | None:
-        """The node at a dotted name."""
+        """Return the node at a dotted name."""
         node: Node = self.tree
         for part in name.split("."):
             if not isinstance(node, Branch) or (key := matching_key(node.items, part)) not in node.items:
@@ -136,21 +136,21 @@ class Translation:
         self.report(Fault(place, shown(value), rule, fix, name))
 
     def number(self, name: str, default: float) -> float:
-        """The number at a dotted name; the default for other values, which the schema refuses."""
+        """Return the number at a dotted name; the default for other values, which the schema refuses."""
         value = self.value(name)
         return value if isinstance(value, (int, float)) and not isinstance(value, bool) else default
 
     def is_flag(self, name: str) -> bool:
-        """True where a key is on the command line."""
+        """Return True where a key is on the command line."""
         node = self.get(name)
         return node is not None and self.heights.is_flag(node.origin)
 
     def is_given(self, name: str) -> bool:
-        """True where a file or a flag has a key, and not a default alone."""
+        """Return True where a file or a flag has a key, and not a default alone."""
         return self.get(name) is not None and name not in self.laid
 
     def place(self, name: str) -> Node:
-        """The node at a dotted name, else the lowest place."""
+        """Return the node at a dotted name, else the lowest place."""
         return self.get(name) or self.tree
 
 
@@ -169,7 +169,7 @@ def recompute_nothing(work: Translation, like: Node) -> None:
 
 
 def _without(branch: Branch, parts: list[str]) -> Branch | None:
-    """The branch without the node at the end of `parts`; None where nothing is left."""
+    """Return the branch without the node at the end of `parts`; None where nothing is left."""
     key = matching_key(branch.items, parts[0])
     items = dict(branch.items)
     node = items[key]

@@ -14,7 +14,7 @@ _OF_FILES = (OpenSoraV12,)
 
 
 def written_in(run: str, arguments: Sequence[str]) -> Dialect | None:
-    """The dialect of a run file with these arguments; None where it has Longtake's keys, or is not a file."""
+    """Return the dialect of a run file with these arguments; None where it has Longtake's keys, or is not a file."""
     if not Path(run).is_file():
         return None
     try:

@@ -39,8 +39,8 @@ class ObjectiveSection(OpenSection):
     type: str = Field(description="the objective")
 
     def within(self, low: float, high: float) -> Self | None:
-        """The same with the part of its law of times between two shares of the way to noise; None where it has no
-        such part."""
+        """Return the same with the part of its law of times between two shares of the way to noise; None where it
+        has no such part."""
         return None
 
 
@@ -219,7 +219,8 @@ class NoisePredictionConfig(ObjectiveSection):
 
 
 def published_schedule(facts: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The keys of a v-prediction schedule that a `scheduler_config.json` says. Raises `ValueError` for another kind."""
+    """Return the keys of a v-prediction schedule that a `scheduler_config.json` says. Raises `ValueError` for another
+    kind."""
     wanted = {
         "num_train_timesteps": NUM_TIMESTEPS,
         "beta_schedule": "scaled_linear",

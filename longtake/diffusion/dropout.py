@@ -13,7 +13,7 @@ from longtake.contracts import Conditions
 def drop_text(
     conditions: Conditions, empty: Conditions, uniforms: Mapping[str, Tensor], ratios: Mapping[str, float]
 ) -> Conditions:
-    """Replaces the text of some samples by what stands for no text, each condition on its own.
+    """Replace the text of some samples by what stands for no text, each condition on its own.
 
     A sample's condition `name` goes where uniforms[name] < ratios[name]; uniforms: condition -> float32 [B] in [0, 1).
     empty: conditions of one row, or of B, of the shapes that those of the samples have. Where it has a mask, the mask

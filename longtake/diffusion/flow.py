@@ -82,7 +82,7 @@ class RectifiedFlow(Objective):
     config: FlowConfig
 
     def times(self, drawn: Tensor, latent_shape: tuple[int, ...], shape: PixelShape | None) -> Tensor:
-        """The sigmoids of normals, shifted."""
+        """Return the sigmoids of normals, shifted."""
         t = sigmoid_normal(drawn, self.config.timestep_mean, self.config.timestep_std)
         return shift_time(t, self._alpha(self.config.shift, latent_shape, training=True))
 
@@ -95,7 +95,7 @@ class RectifiedFlow(Objective):
         return flow_solver(name, self.noise_time)
 
     def velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """The velocity dx/dt that a prediction stands for, float32 [B, C, F, h, w]; t: float32 [B].
+        """Return the velocity dx/dt that a prediction stands for, float32 [B, C, F, h, w]; t: float32 [B].
 
         Finite at both ends of time. Noise prediction says nothing about the video near t = 1, where its velocity is
         an error divided by almost 0; there the divisor stays at `min_t`, as in the loss.
@@ -117,7 +117,7 @@ class RectifiedFlow(Objective):
         shift: Shift | Literal["training"] = "training",
         shape: PixelShape | None = None,
     ) -> Tensor:
-        """The solver's times for latents (C, F, h, w): float32 [num_steps + 1] from 1 to 0.
+        """Return the solver's times for latents (C, F, h, w): float32 [num_steps + 1] from 1 to 0.
 
         shift: "training" is the configured one; otherwise as in `FlowConfig.shift`.
         """
@@ -126,7 +126,7 @@ class RectifiedFlow(Objective):
         return make_grid(num_steps, self._alpha(shift, latent_shape, training=False))
 
     def _alpha(self, shift: Shift, latent_shape: tuple[int, ...], *, training: bool) -> float:
-        """The shift for latents (C, F, h, w)."""
+        """Return the shift for latents (C, F, h, w)."""
         if shift is None:
             return 1.0
         if shift != "resolution":
@@ -141,7 +141,7 @@ class RectifiedFlow(Objective):
         return t.float() + self.config.sigma_min * (1 - t.float())
 
     def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """The velocity, the clean latents or the noise."""
+        """Return the velocity, the clean latents or the noise."""
         match self.config.predict:
             case "velocity":
                 return (1 - self.config.sigma_min) * noise - clean
@@ -151,7 +151,7 @@ class RectifiedFlow(Objective):
                 return noise
 
     def weight(self, t: Tensor) -> Tensor:
-        """The factor that makes the loss of this prediction the loss of the velocity; float32 [B]."""
+        """Return the factor that makes the loss of this prediction the loss of the velocity; float32 [B]."""
         match self.config.predict:
             case "velocity":
                 return torch.ones_like(t)

@@ -38,7 +38,7 @@ class ShiftedFlow(StraightFlow):
         return self.noise_time * share.clamp(*bounds).float()
 
     def _quantile(self, u: Tensor) -> Tensor:
-        """The share of the way to noise, float64, of uniform numbers; increasing."""
+        """Return the share of the way to noise, float64, of uniform numbers; increasing."""
         match self.config.law:
             case "uniform":
                 share = u
@@ -54,7 +54,7 @@ class ShiftedFlow(StraightFlow):
         return tuple(self._uniform_of(end) for end in self.config.time_range)
 
     def _uniform_of(self, share: float) -> float:
-        """The inverse of `_quantile`."""
+        """Return the inverse of `_quantile`."""
         if share in (0.0, 1.0):
             return share
         low, high = 0.0, 1.0

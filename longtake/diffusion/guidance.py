@@ -22,7 +22,7 @@ PROMPT, NEGATIVE, NOTHING = "prompt", "negative", "nothing"  # branches: the las
 
 
 def oscillate(scale: float, step: int, num_held: int = 10) -> float:
-    """The scale for the first `num_held` steps and every even one after; 1 at the others."""
+    """Return the scale for the first `num_held` steps and every even one after; 1 at the others."""
     return scale if step < num_held or step % 2 == 0 else 1.0
 
 
@@ -33,7 +33,7 @@ def dynamic(scale: float, step: int, num_steps: int, t: float, exp: float = 5) -
 
 
 def dynamic_by_step(scale: float, step: int, num_steps: int, t: float, exp: float = 5) -> float:
-    """The same by the step, as it was meant: from 1 up to almost 1 + scale, most of it at the end."""
+    """Return the same by the step, as it was meant: from 1 up to almost 1 + scale, most of it at the end."""
     return _risen(scale, step / num_steps, exp)
 
 
@@ -60,8 +60,8 @@ class GuidanceScales:
     below: tuple[float, float] | None = None  # (time, text scale at times below it), where a second denoiser works
 
     def text(self, step: int, num_steps: int = 1, t: Tensor | None = None) -> float:
-        """The text scale of a step; its time `t` [B], alike in a batch, is read where there is a `rule` or another
-        scale `below` some time."""
+        """Return the text scale of a step; its time `t` [B], alike in a batch, is read where there is a `rule` or
+        another scale `below` some time."""
         scale = self.guidance
         if self.below is not None and t is not None and t[0].item() < self.below[0]:
             scale = self.below[1]
@@ -70,7 +70,7 @@ class GuidanceScales:
         return oscillate(scale, step) if self.text_osci else scale
 
     def image(self, step: int, num_steps: int, num_frames: int) -> Tensor:
-        """The image scale of each latent frame at a step, float32 [F]; needs `guidance_img`."""
+        """Return the image scale of each latent frame at a step, float32 [F]; needs `guidance_img`."""
         assert self.guidance_img is not None, "no known frames to be guided by"
         scale = oscillate(self.guidance_img, step) if self.image_osci else self.guidance_img
         if self.scale_temporal_osci and scale > 1.0:  # from 1 at the first frame to a ceiling that falls over the steps

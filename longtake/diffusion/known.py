@@ -67,14 +67,15 @@ class KnownLaw(Protocol):
         refs: of its references."""
 
     def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: Refs = ONE_REF) -> tuple[Window, ...]:
-        """The frames that a kind takes of a clip; empty where it knows nothing, or the clip is too short for it."""
+        """Return the frames that a kind takes of a clip; empty where it knows nothing, or the clip is too
+        short for it."""
 
     def continued(self, kind: str, carries: str, clip: int) -> str:
-        """The kind of a video's clip of that number, from 1, which carries on the one before by `carries`; `kind`: of
-        the first."""
+        """Return the kind of a video's clip of that number, from 1, which carries on the one before by `carries`;
+        `kind`: of the first."""
 
     def conditions(self, known: Known) -> Mapping[str, Tensor]:
-        """The denoiser's own conditions that are made of it."""
+        """Return the denoiser's own conditions that are made of it."""
 
 
 class ByKind(ABC):
@@ -140,7 +141,7 @@ def with_box(shape: PixelShape, place: Sequence[float], share: float = 0.5) -> T
 
 
 def kinds_by_weight(uniforms: np.ndarray, weights: Mapping[str, float]) -> list[str]:
-    """The kind that each uniform number [B] draws, by weights above 0."""
+    """Return the kind that each uniform number [B] draws, by weights above 0."""
     kinds, ends = list(weights), list(accumulate(weights.values()))
     return [kinds[min(bisect_right(ends, u * ends[-1]), len(kinds) - 1)] for u in uniforms.tolist()]
 
@@ -204,7 +205,7 @@ def frames_to_make(held: Tensor) -> Tensor:
 def read_known(
     noised: Noised, conditions: Conditions, known: Known, readers: frozenset[Reader], noise_time: float
 ) -> tuple[Noised, Conditions]:
-    """A training example as a family's readers of `Known` want it; noise_time: the objective's."""
+    """Return a training example as a family's readers of `Known` want it; noise_time: the objective's."""
     held = known.held_at(noised.t[:, None, None, None, None] / noise_time)
     if "input" in readers:
         noised = replace(noised, x=known.latents.to(noised.x).where(held, noised.x))

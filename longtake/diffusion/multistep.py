@@ -103,7 +103,7 @@ class DiffusersUniPC(UniPC):
 
 
 def flow_solver(name: str, noise_time: float) -> Solver:
-    """A solver of `config.FLOW_SOLVERS`, for times up to `noise_time`."""
+    """Return a solver of `config.FLOW_SOLVERS`, for times up to `noise_time`."""
     if name in ("euler", "ab2"):
         return {"euler": Euler, "ab2": AdamsBashforth2}[name]()
     return {"unipc": UniPC, "unipc_diffusers": DiffusersUniPC, "dpmpp_2m": FlowDPM2M}[name](noise_time)

@@ -29,7 +29,7 @@ class NoisePrediction(OnTimesteps):
         self.schedule = Schedule.linear(config.beta_start, config.beta_end)
 
     def target(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """The noise."""
+        """Return the noise."""
         return noise
 
     def velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:

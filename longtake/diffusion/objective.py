@@ -37,10 +37,10 @@ class Objective(ABC):
 
     @abstractmethod
     def times(self, drawn: Tensor, latent_shape: tuple[int, ...], shape: PixelShape | None) -> Tensor:
-        """Times in training, float32 [B], for latents (C, F, h, w); drawn: [B], by the law `timestep`."""
+        """Time in training, float32 [B], for latents (C, F, h, w); drawn: [B], by the law `timestep`."""
 
     def time_at(self, level: float) -> float:
-        """The time at a share of the way from data, 0, to noise, 1."""
+        """Return the time at a share of the way from data, 0, to noise, 1."""
         return level * self.noise_time
 
     @abstractmethod
@@ -59,7 +59,7 @@ class Objective(ABC):
         shift: Shift | str = "training",
         shape: PixelShape | None = None,
     ) -> Tensor:
-        """The times of a solver for latents (C, F, h, w): float32 [num_steps + 1] from noise to data."""
+        """Return the times of a solver for latents (C, F, h, w): float32 [num_steps + 1] from noise to data."""
 
     def solver_grid(
         self,
@@ -78,20 +78,22 @@ class Objective(ABC):
         return (self.noise_time * shift_time(steps, half / (1 - half)).clamp_max(solver.most)).float()
 
     def grid_from(self, grid: Tensor, share: float) -> Tensor:
-        """The times of a solver that begins with this share of the noise: its first, and those of `grid` after."""
+        """Return the times of a solver that begins with this share of the noise: its first, and those of
+        `grid` after."""
         first = torch.full((1,), share * self.noise_time, device=grid.device)
         return torch.cat([first, grid[grid < first]])
 
     @abstractmethod
     def solver(self, name: str, num_steps: int) -> Solver:
-        """The solver of a name in the section's `SOLVERS`, for a grid of so many steps."""
+        """Return the solver of a name in the section's `SOLVERS`, for a grid of so many steps."""
 
     def share_below(self, level: float) -> float:
-        """The share of training times below a share of the way to noise; of sections that have parts (`within`)."""
+        """Return the share of training times below a share of the way to noise; of sections that have parts
+        (`within`)."""
         raise NotImplementedError(f"{type(self).__name__} cuts no law of times")
 
     def weight(self, t: Tensor) -> Tensor:
-        """The weight of a sample's loss, float32 [B]; t: [B]."""
+        """Return the weight of a sample's loss, float32 [B]; t: [B]."""
         return torch.ones_like(t)
 
     def noise(
@@ -122,7 +124,7 @@ class Objective(ABC):
         return Noised(self.noised_at(clean, noise, column), t, self.target(clean, noise, column), self.weight(t))
 
     def loss(self, prediction: Tensor, noised: Noised) -> Tensor:
-        """The loss of each sample, float32 [B]: the weighted mean squared error."""
+        """Return the loss of each sample, float32 [B]: the weighted mean squared error."""
         return sample_loss(prediction, noised)
 
     def velocity(self, prediction: Tensor, x: Tensor, t: Tensor) -> Tensor:
@@ -131,12 +133,13 @@ class Objective(ABC):
 
 
 def build_objective(section: ObjectiveSection, patch: int, quirks: frozenset[str]) -> Objective:
-    """The objective of a section, for a model whose tokens are patches of so many cells on a side."""
+    """Return the objective of a section, for a model whose tokens are patches of so many cells on a side."""
     return resolve_name(type(section).OBJECTIVE)(section, patch, quirks)
 
 
 def sample_loss(prediction: Tensor, noised: Noised) -> Tensor:
-    """The loss of each sample: its weight times the mean squared error over the elements that count; float32 [B].
+    """Return the loss of each sample: its weight times the mean squared error over the elements that count; float32
+    [B].
 
     A sample in which nothing counts has the loss 0.
     """
@@ -152,7 +155,8 @@ def sample_loss(prediction: Tensor, noised: Noised) -> Tensor:
 def micro_batch_loss(
     loss: Callable[[Tensor, Noised], Tensor], prediction: Tensor, noised: Noised, weights: Tensor, batch_size: int
 ) -> Tensor:
-    """The loss of a micro-batch: sum over its samples of sample weight times loss, divided by the bucket's batch size.
+    """Return the loss of a micro-batch: sum over its samples of sample weight times loss, divided by the bucket's batch
+    size.
 
     loss: the objective's, of each sample. weights: float32 [B], the weights of `Batch`. A sample of weight 0 adds
     exactly 0 and gets a gradient of exactly 0, also when its prediction is not finite. Returns a float32 scalar.

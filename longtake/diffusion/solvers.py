@@ -60,7 +60,7 @@ class Solver(ABC):
         noise: StepNoise | None = None,
         hold: Hold | None = None,
     ) -> Tensor:
-        """Takes x [B, C, F, h, w] from time grid[0] to grid[-1]; returns float32 of the same shape.
+        """Take x [B, C, F, h, w] from time grid[0] to grid[-1]; return float32 of the same shape.
 
         grid: float32 [steps + 1], as the objective makes it. hold: what is done to x before each step, and at the end.
         """
@@ -128,5 +128,5 @@ class AdamsBashforth2(Solver):
 
 
 def over_frames(scale: Scale, like: Tensor) -> Scale:
-    """A scale that multiplies `like` [B, C, F, h, w]: [F] -> [F, 1, 1] on its device."""
+    """Return a scale that multiplies `like` [B, C, F, h, w]: [F] -> [F, 1, 1] on its device."""
     return scale.to(like)[:, None, None] if isinstance(scale, Tensor) else scale

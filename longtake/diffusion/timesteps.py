@@ -17,23 +17,24 @@ _MANY_TOKENS, _MANY_ALPHA = 4096, 3.0
 
 
 def resolution_shift(tokens_per_frame: int, num_frames: int) -> float:
-    """The shift alpha of a latent video: a line in the tokens of one frame, times the root of the latent frames."""
+    """Return the shift alpha of a latent video: a line in the tokens of one frame, times the root of the
+    latent frames."""
     slope = (_MANY_ALPHA - _FEW_ALPHA) / (_MANY_TOKENS - _FEW_TOKENS)
     return (_FEW_ALPHA + slope * (tokens_per_frame - _FEW_TOKENS)) * math.sqrt(num_frames)
 
 
 def shift_time(t: Tensor, alpha: float) -> Tensor:
-    """Moves times towards noise for alpha > 1, keeps 0 and 1: alpha t / (1 + (alpha - 1) t); any shape and dtype."""
+    """Move times towards noise for alpha > 1, keep 0 and 1: alpha t / (1 + (alpha - 1) t); any shape and dtype."""
     return alpha * t / (1 + (alpha - 1) * t)
 
 
 def sigmoid_normal(z: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Times in (0, 1) from standard normal numbers `z`: sigmoid(mean + std z), float32, of the same shape."""
+    """Time in (0, 1) from standard normal numbers `z`: sigmoid(mean + std z), float32, of the same shape."""
     return torch.sigmoid(mean + std * z.float())
 
 
 def make_grid(num_steps: int, alpha: float = 1.0) -> Tensor:
-    """The times of a solver: float32 [num_steps + 1] on the CPU, falling from exactly 1 to exactly 0.
+    """Return the times of a solver: float32 [num_steps + 1] on the CPU, falling from exactly 1 to exactly 0.
 
     Formed in float64, so that the ends are exact; equal steps before the shift.
     """

@@ -40,7 +40,7 @@ class OnTimesteps(Objective):
     schedule: Schedule
 
     def times(self, drawn: Tensor, latent_shape: tuple[int, ...], shape: PixelShape | None) -> Tensor:
-        """The integers drawn."""
+        """Return the integers drawn."""
         return drawn.float()
 
     def time_at(self, level: float) -> float:
@@ -58,7 +58,7 @@ class OnTimesteps(Objective):
         shift: Shift | str = "training",
         shape: PixelShape | None = None,
     ) -> Tensor:
-        """The timesteps that a solver asks the denoiser about, then -1: float32 [num_steps + 1]."""
+        """Return the timesteps that a solver asks the denoiser about, then -1: float32 [num_steps + 1]."""
         if not 1 <= num_steps <= NUM_TIMESTEPS:
             raise UserError(f"num_steps = {num_steps}: there are {NUM_TIMESTEPS:,} timesteps; choose 1 to as many")
         if shift not in ("training", None):
@@ -122,7 +122,7 @@ class VPrediction(OnTimesteps):
         return torch.minimum(alpha, gamma * (1 - alpha)).float()
 
     def loss(self, prediction: Tensor, noised: Noised) -> Tensor:
-        """The loss of each sample, float32 [B]; a share `motion_loss` of it that of the differences between
+        """Return the loss of each sample, float32 [B]; a share `motion_loss` of it that of the differences between
         neighbouring frames, where there are more than two frames."""
         plain, share = sample_loss(prediction, noised), self.config.motion_loss
         if not share or prediction.shape[2] < 3:
@@ -186,7 +186,7 @@ def _shifted(alphas: Tensor, snr_shift: float) -> Tensor:
 
 
 def _stretched(roots: Tensor) -> Tensor:
-    """The first stays, the last becomes 0."""
+    """Return the first stays, the last becomes 0."""
     first, last = roots[0], roots[-1]
     return (roots - last) * (first / (first - last))
 

@@ -50,7 +50,7 @@ class EndWindows(ByKind):
     def drawn_kinds(
         self, uniforms: np.ndarray, weights: Mapping[str, float], latent: LatentShape, num_frames: int
     ) -> list[str]:
-        """The kind of each sample, drawn by weight from those that clips are long enough for.
+        """Return the kind of each sample, drawn by weight from those that clips are long enough for.
 
         A still, and a clip too short for every kind, gets t2v. The weights are only read: a short clip changes nothing
         for the next one.

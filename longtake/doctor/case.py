@@ -45,8 +45,8 @@ class Shot:
         return self.line.clean(self.prediction, self.noised.x.float())
 
     def skill(self, line: Line | None = None) -> Tensor:
-        """The error of the clean latents over that of the guess from mean and spread, of each clip [B]: below 1 the
-        model knows more than these. `line`: of another kind of prediction."""
+        """Return the error of the clean latents over that of the guess from mean and spread, of each clip [B]: below
+        1 the model knows more than these. `line`: of another kind of prediction."""
         x, clean = self.noised.x.float(), self.clean
         own = errors((line or self.line).clean(self.prediction, x), clean)
         return own / errors(self.line.guess(clean, x), clean).clamp_min(1e-12)
@@ -81,7 +81,7 @@ class Case:
         return self.knowing(self.kinds)
 
     def knowing(self, kinds: Mapping[str, float] | None) -> CleanExample:
-        """The same where places are known by these kinds."""
+        """Return the same where places are known by these kinds."""
         weights = torch.ones(self.count, device=self.system.device)
         draw = KnownDraw.create(self.system.law, kinds, self.system.latent)
         known = {} if draw is None else draw(self.batch.choices, self.batch.bucket.shape)
@@ -106,7 +106,7 @@ class Case:
         return drop_text(self.text, self.nothing, always, dict.fromkeys(always, 1.0))
 
     def scale_times(self, factor: float) -> str:
-        """The assignment that makes latents so many times as large, as a user writes it."""
+        """Return the assignment that makes latents so many times as large, as a user writes it."""
         for key in ("scale_factor", "scaling_factor"):
             if (scale := getattr(self.config.ae, key, None)) is not None:
                 return f"ae.{key} = {scale * factor:.3g}"
@@ -121,7 +121,7 @@ class Case:
         return None if kinds_apart(self.config, kinds, self.system.latent) else kinds
 
     def level(self, share: float) -> float:
-        """The noise level below which a share of those in training lie, for clips of this bucket."""
+        """Return the noise level below which a share of those in training lie, for clips of this bucket."""
         objective = self.system.whole_objective
         drawn = torch.tensor([quantile(objective.timestep, share)])
         times = objective.times(drawn, tuple(self.latents.shape[1:]), self.batch.bucket.shape)
@@ -137,8 +137,8 @@ class Case:
         changed: ChangeConditions | None = None,
         clean: CleanExample | None = None,
     ) -> Shot:
-        """The denoiser's word at a noise level, with the samples' own noise. `told`: the time that it is told instead;
-        `changed`: other conditions; `clean`: another example of the clips."""
+        """Return the denoiser's word at a noise level, with the samples' own noise. `told`: the time that it is told
+        instead; `changed`: other conditions; `clean`: another example of the clips."""
         clean = self.clean if clean is None else clean
         latents, text = clean.latents if latents is None else latents, self.text if text is None else text
         given = clean.conditions.updated(text.masks, **text)
@@ -153,17 +153,17 @@ class Case:
         return Shot(torch.cat(found).float(), noised, Line.at(self.system.objective, float(noised.t[0])), latents)
 
     def parts(self) -> Iterator[slice]:
-        """The clips in turns of as many as a micro-batch has."""
+        """Return the clips in turns of as many as a micro-batch has."""
         return (slice(start, start + self.size) for start in range(0, self.count, self.size))
 
     def losses(self) -> list[float]:
-        """The objective's loss at each noise level, the mean over the clips."""
+        """Return the objective's loss at each noise level, the mean over the clips."""
         shots = (self.shot(self.level(share)) for share in QUANTILES)
         return [float(self.system.objective.loss(shot.prediction, shot.noised).mean()) for shot in shots]
 
 
 def open_case(config: RunConfig, world: World, mesh: Mesh, clips: int, trained: bool) -> Case:
-    """Builds the system of a run as it starts and reads some clips of the bucket that most of its clips are in, of
+    """Build the system of a run as it starts and read some clips of the bucket that most of its clips are in, of
     videos where there are any. Raises `UserError`."""
     table = open_clips(config.dataset, config.sample_rules.columns)
     data = RunData(table, open_latents(config, table, world))

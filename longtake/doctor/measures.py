@@ -49,28 +49,28 @@ class Line:
         return abs(self.of_clean - of_clean) + abs(self.of_noise - of_noise) < 0.05
 
     def clean(self, prediction: Tensor, x: Tensor) -> Tensor:
-        """The clean latents that a prediction stands for."""
+        """Return the clean latents that a prediction stands for."""
         divisor = self.of_clean * self.noise_level - self.of_noise * self.signal
         divisor = max(abs(divisor), _LEAST) * (1 if divisor >= 0 else -1)
         return (self.noise_level * prediction.float() - self.of_noise * x) / divisor
 
     def guess(self, clean: Tensor, x: Tensor) -> Tensor:
-        """The best linear guess of the clean latents from x, one number at a time: each channel's mean and variance are
-        all that it knows (Wiener's filter)."""
+        """Return the best linear guess of the clean latents from x, one number at a time: each channel's mean and
+        variance are all that it knows (Wiener's filter)."""
         variance, mean = torch.var_mean(clean, dim=(0, 2, 3, 4), keepdim=True)
         gain = self.signal * variance / (self.signal**2 * variance + self.noise_level**2).clamp_min(1e-12)
         return mean + gain * (x - self.signal * mean)
 
 
 def quantile(draw: Draw, share: float) -> float:
-    """The number below which a share of those drawn lie."""
+    """Return the number below which a share of those drawn lie."""
     if draw.law == "normal":
         return NormalDist().inv_cdf(share)
     return share if draw.law == "uniform" else float(int(share * draw.below))
 
 
 def errors(found: Tensor, true: Tensor) -> Tensor:
-    """The mean squared error of each sample, float32 [B]."""
+    """Return the mean squared error of each sample, float32 [B]."""
     return (found.float() - true.float()).square().flatten(1).mean(1)
 
 

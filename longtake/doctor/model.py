@@ -30,8 +30,8 @@ _ROUNDING = 1e-6  # relative change of a prediction that rounding in float32 exp
 
 
 def curve(case: Case, name: str = "loss by noise level") -> Finding:
-    """The losses beside those of an untrained model, which says nothing, and how many times the error of a guess from
-    mean and spread the model makes."""
+    """Return the losses beside those of an untrained model, which says nothing, and how many times the error of a
+    guess from mean and spread the model makes."""
     shots = [case.shot(case.level(share)) for share in QUANTILES]
     objective = case.system.objective
     loss = [float(objective.loss(shot.prediction, shot.noised).mean()) for shot in shots]
@@ -186,7 +186,7 @@ def _times(fact: str, factor: float) -> Callable[[Conditions], Conditions]:
 
 
 def text(case: Case) -> Finding:
-    """The loss with the right caption, with those of the other clips, and with none."""
+    """Return the loss with the right caption, with those of the other clips, and with none."""
     name = "captions used"
     if not case.trained:
         return left_out(name, UNTRAINED)

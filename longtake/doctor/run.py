@@ -60,7 +60,7 @@ def examine(
     dialect: Dialect | None = None,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> Examination:
-    """Examines RUN: a config file, the folder of a run, whose last checkpoint is taken, or a checkpoint. `clips`: how
+    """Examine RUN: a config file, the folder of a run, whose last checkpoint is taken, or a checkpoint. `clips`: how
     many are looked at; with fewer, faults are missed and found where there are none. `quick`: no clip is trained on.
     `ema`: the averaged weights, where there are any. `on_progress` gets the share of the checks that is done.
 
@@ -121,14 +121,14 @@ def _examine(
 
 
 def alone(config: RunConfig) -> RunConfig:
-    """The same run on one device, in slots of one micro-batch, uncompiled."""
+    """Return the same run on one device, in slots of one micro-batch, uncompiled."""
     dataset = config.dataset.model_copy(update={"balance": False})
     own = {"parallel": ParallelConfig(cpu_offload=config.parallel.cpu_offload), "compile": False, "dataset": dataset}
     return config.model_copy(update={**own, "slots_per_step": 1, "load": None, "resume": None})
 
 
 def _place(run: str) -> tuple[Path | None, Path | None]:
-    """The run's folder and the checkpoint in it that is meant; None of either for a config file."""
+    """Return the run's folder and the checkpoint in it that is meant; None of either for a config file."""
     path = Path(run)
     if not path.is_dir():
         return None, None

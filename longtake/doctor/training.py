@@ -55,7 +55,7 @@ def loaded(case: Case) -> Finding:
 
 
 def sampled(model: nn.Module) -> dict[str, Tensor]:
-    """Some numbers of every parameter that trains, on the CPU."""
+    """Return some numbers of every parameter that trains, on the CPU."""
     return {name: _some(p) for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -115,8 +115,8 @@ def drawn(case: Case) -> Finding | None:
 
 
 def against_start(before: Sequence[float], after: Sequence[float], pretrained: bool, key: str = "lr") -> Finding:
-    """The losses of the clips with the run's weights beside those that it began with, at zero learning rate. key: where
-    the run writes its rate."""
+    """Return the losses of the clips with the run's weights beside those that it began with, at zero learning rate.
+    key: where the run writes its rate."""
     name, one, other = "loss beside the start's", fmean(before), fmean(after)
     figure = f"{other:.4f} with the run's weights, {one:.4f} with those it began with"
     figure += " (the base model's)" if pretrained else " (drawn)"
@@ -136,8 +136,8 @@ def is_spoiled(before: Sequence[float], after: Sequence[float], pretrained: bool
 def averaged(
     raw: Sequence[float], ema: Sequence[float], decay: float | None, steps: int, spoiled: bool = False
 ) -> Finding:
-    """The averaged weights beside those as trained. spoiled: training has made those worse than the base, of which an
-    average that differs is a symptom."""
+    """Return the averaged weights beside those as trained. spoiled: training has made those worse than the base, of
+    which an average that differs is a symptom."""
     one, other = fmean(raw), fmean(ema)
     figure = f"{other:.4f} with the averaged weights (ema_decay = {decay}), {one:.4f} as trained, after {steps} steps"
     if other > 1.15 * one:
@@ -223,21 +223,22 @@ def judge_overfit(tried: Mapping[float, float], rate: float, steps: int, key: st
 
 
 def rate_key(config: RunConfig) -> str:
-    """The key that the rate of a run stands in."""
+    """Return the key that the rate of a run stands in."""
     if config.optim.schedule:
         return "the highest rate of optim.schedule"
     return "lr" if config.optim.lr is None else "optim.lr"
 
 
 def _peak(case: Case) -> float:
-    """The highest rate of the run."""
+    """Return the highest rate of the run."""
     optim = case.config.optim
     points = [point[1] for point in optim.schedule] if optim.schedule else []
     return max(points) if points else optim.lr or case.config.lr
 
 
 def _learn(case: Case, rate: float, steps: int, on_progress: Callable[[float], None]) -> float:
-    """The loss of one clip after training on it, over that before; ends early where it has halved, or is lost."""
+    """Return the loss of one clip after training on it, over that before; ends early where it has halved, or
+    is lost."""
     system = case.system
     update = WeightUpdate(system.denoiser, case.config.model_copy(update={"ema_decay": None}))
     examples = [_first_clip(*case.clean.noised(case.system, level=case.level(one))) for one in FEW]
@@ -265,6 +266,6 @@ def _first_clip(noised: Noised, conditions: Conditions) -> tuple[Noised, Conditi
 
 
 def lines_of(folder: Any) -> list[dict[str, Any]]:
-    """The metrics of a run, one for each step; none where it has none."""
+    """Return the metrics of a run, one for each step; none where it has none."""
     path = folder / METRICS_FILE
     return read_lines(path) if path.exists() else []

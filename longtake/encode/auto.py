@@ -120,9 +120,9 @@ def choose_store(
     say: Callable[[str], None],
     kinds: Mapping[str, float] | None = None,
 ) -> Path | None:
-    """The store that a run with `latents = "auto"` trains from, made here where it is not there and small enough; None
-    where the run encodes by itself, also since the store that is there is of something else. The samples are the same
-    either way. Collective."""
+    """Return the store that a run with `latents = "auto"` trains from, made here where it is not there and small
+    enough; None where the run encodes by itself, also since the store that is there is of something else. The
+    samples are the same either way. Collective."""
     folder = store_folder(dataset, stage)
     options = world.on_main(lambda: _options(folder, workers))
 

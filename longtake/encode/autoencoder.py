@@ -56,7 +56,7 @@ def fit_autoencoder(
     say: Callable[[str], None],
     earlier: Sequence[Path] = (),
 ) -> C:
-    """The config with its autoencoder in `folder`, fitted now where the file is not there yet. Collective.
+    """Return the config with its autoencoder in `folder`, fitted now where the file is not there yet. Collective.
 
     `earlier`: folders of runs or stores whose latents this run is to understand; the first that has a file gives it.
     The file that `ae.from_pretrained` names is copied. Other autoencoders are left alone. Raises `UserError` where no
@@ -134,7 +134,7 @@ class _Fit:
         )
 
     def sums(self) -> Mapping[str, BlockStatistics]:
-        """The statistics of every part, the same bits on every rank. Collective."""
+        """Return the statistics of every part, the same bits on every rank. Collective."""
         sizes = {"blocks": self.section.block_size}
         if self.section.first_alone:
             sizes["first"] = self.section.frame_size

@@ -47,7 +47,7 @@ class FileChanges:
 def compare_files(
     then: FilesThen, table: ClipTable | MixedTable, columns: Sequence[str], *, every_content: bool = False
 ) -> FileChanges:
-    """Looks at the files of rows, those of auxiliary inputs (in `columns`) included. Contents are read where only the
+    """Look at the files of rows, those of auxiliary inputs (in `columns`) included. Contents are read where only the
     time differs, of `MOST_READ` rows at most; with `every_content` of all rows."""
     local = np.flatnonzero(then.sizes >= 0)
     with ThreadPoolExecutor(_READERS) as readers:

@@ -74,7 +74,7 @@ def make_fingerprint(
 
 
 def known_fingerprint(facts: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """The fingerprint of a store; an old one has no rules, since `compat` alone decided them."""
+    """Return the fingerprint of a store; an old one has no rules, since `compat` alone decided them."""
     return {"rules": fingerprint["rules"], **facts["fingerprint"]}
 
 
@@ -119,7 +119,7 @@ def weights_digest(encoder: object) -> str | None:
 
 
 def encoder_digests(encoders: Encoders) -> dict[str, str | None]:
-    """The digest of each encoder's weights."""
+    """Return the digest of each encoder's weights."""
     found = {"autoencoder": weights_digest(encoders.autoencoder)}
     for text in encoders.texts:
         found["pooled" if text.pooled else text.condition] = weights_digest(encoders.of_captions[text.condition])
@@ -145,7 +145,7 @@ class FittingStore:
         return replace(self.store.encoders, empty=self.empty)
 
     def refuse_other_weights(self, encoders: Encoders, world: World) -> None:
-        """Raises `UserError` where encoders have other weights than those that made a store of ours. Collective."""
+        """Raise `UserError` where encoders have other weights than those that made a store of ours. Collective."""
 
         def compare() -> None:
             facts = self.store.facts if isinstance(self.store, LatentStore) else {}
@@ -175,7 +175,7 @@ def open_fitting_store(
     kinds: Mapping[str, float] | None,
     world: World,
 ) -> FittingStore:
-    """Opens `dataset.latents` on every rank, once rank 0 has compared it with the run. Collective.
+    """Open `dataset.latents` on every rank, once rank 0 has compared it with the run. Collective.
 
     Raises `UserError` that names every setting that differs with both values, the first clip whose numbers differ, a
     caption that does, how many clip files have another size, or how many samples are missing where
@@ -314,7 +314,7 @@ class _Comparison:
                 )
 
     def _refuse_other_files(self, rows: np.ndarray, ids: np.ndarray) -> str:
-        """Compares the clips' files with those that were encoded; what could not be compared, in words. Files that are
+        """Compare the clips' files with those that were encoded; what could not be compared, in words. Files that are
         gone do no harm, and copies have another time and equal contents."""
         store, table = self.store, self.captions.table
         tried = spread(len(ids), SOME_COMPARED) if len(ids) > ALL_COMPARED else np.arange(len(ids))

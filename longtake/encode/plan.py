@@ -61,7 +61,8 @@ def clips_of(inputs: OrderInputs) -> dict[str, Any]:
 
 
 def view_samples(inputs: OrderInputs, view: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The samples of a view that have a bucket, in table order: rows int64, ids uint64, buckets int32, [n] each."""
+    """Return the samples of a view that have a bucket, in table order: rows int64, ids uint64, buckets int32,
+    [n] each."""
     rows, ids = inputs.samples(view)
     rows = np.arange(inputs.num_clips) if rows is None else rows
     columns = (column[rows] for column in inputs.columns)
@@ -71,7 +72,7 @@ def view_samples(inputs: OrderInputs, view: int) -> tuple[np.ndarray, np.ndarray
 
 
 def slot_of(rule: BucketLaw, view: int, bucket: int, rows: np.ndarray, samples: np.ndarray) -> Slot:
-    """Samples of one bucket and view as a slot; pass number `view` has that view."""
+    """Sample of one bucket and view as a slot; pass number `view` has that view."""
     shape = replace(rule.buckets[bucket], batch_size=len(rows))
     weights = np.ones(len(rows), np.float32)
     return Slot(shape, view, np.asarray(rows), np.asarray(samples), np.zeros(len(rows), np.uint64), weights)
@@ -102,7 +103,7 @@ class EncodePlan:
         return np.sort(np.unique(self.each_text, return_index=True)[1])
 
     def entry_of_text(self, place: int) -> tuple[int, int]:
-        """The entry to which the caption at a place belongs, and its number among those of the entry."""
+        """Return the entry to which the caption at a place belongs, and its number among those of the entry."""
         if self.parts is None:
             return place, 0
         starts = np.asarray(self.parts.offsets)
@@ -137,7 +138,7 @@ class EncodePlan:
             yield slot_of(rule, int(self.view[start]), bucket, self.row[first:last], self.sample[first:last])
 
     def write(self, path: Path) -> None:
-        """Writes the plan as an Arrow file that is whole or absent."""
+        """Write the plan as an Arrow file that is whole or absent."""
         schema = _schema(self.parts is not None)
         write_table(pa.table({name: getattr(self, name) for name in schema.names}, schema=schema), path)
 
@@ -153,7 +154,8 @@ class EncodePlan:
 
     @classmethod
     def read(cls, path: Path, facts: Mapping[str, Any]) -> EncodePlan:
-        """The plan of a store with these `facts`, mapped. Raises `UserError` where it is cut short or damaged."""
+        """Return the plan of a store with these `facts`, mapped. Raises `UserError` where it is cut short or
+        damaged."""
         table, crc = read_table(path, _schema(has_segments(facts))), facts.get("plan_crc")
         parts = table[PARTS].combine_chunks() if PARTS in table.column_names else None
         plan = cls(*(as_array(table[name]) for name in _SCHEMA.names), parts)
@@ -167,7 +169,7 @@ def _schema(segments: bool) -> pa.Schema:
 
 
 def make_plan(inputs: OrderInputs, captions: Captions, segments: bool = False) -> EncodePlan:
-    """The plan of all views. `captions(slot)`: of its samples, suffix included; `segments`: each has several."""
+    """Return the plan of all views. `captions(slot)`: of its samples, suffix included; `segments`: each has several."""
     pieces, parts = [], []
     for view in range(inputs.views):
         rows, ids, codes = view_samples(inputs, view)

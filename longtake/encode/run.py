@@ -96,7 +96,7 @@ def encode(
     kinds: Mapping[str, float] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> EncodeResult:
-    """Makes this process's share of the store. Collective over the processes of `world`.
+    """Make this process's share of the store. Collective over the processes of `world`.
 
     `kinds`: the weights of the kinds of known frames that the run trains on; what a kind makes known of a clip is
     encoded by itself too, where the clip is long enough. `progress(done, total)`: entries and captions of its share.
@@ -200,7 +200,7 @@ def _companion_tensors(config: SystemConfig, tensors: Mapping[str, Any]) -> dict
 def _begin(
     options: EncodeOptions, facts: dict[str, Any], encoders: Encoders, plan: Callable[[], EncodePlan]
 ) -> list[str]:
-    """Puts down what the store is; returns what differs in a folder that holds another one, which stays as it is."""
+    """Put down what the store is; return what differs in a folder that holds another one, which stays as it is."""
     folder = options.folder
     if (folder / store.STORE_FILE).is_file():
         known = store.read_facts(folder)
@@ -229,7 +229,7 @@ def _begin(
 
 
 def _write_empty(options: EncodeOptions, encoders: Encoders) -> int:
-    """Writes what stands for no text; returns the CRC-32 of its file's tensors."""
+    """Write what stands for no text; return the CRC-32 of its file's tensors."""
     with torch.inference_mode():
         empty = {name: kept_as(value, options.kept_dtype) for name, value in encoders.embed_nothing().items()}
     write_tensors(options.folder / store.EMPTY_FILE, empty)
@@ -243,7 +243,7 @@ def _discard(
     encoders: Encoders,
     plan: Callable[[], EncodePlan],
 ) -> None:
-    """Removes the damaged shards and the whole index; makes the plan and the empty embedding again where damaged."""
+    """Remove the damaged shards and the whole index; make the plan and the empty embedding again where damaged."""
     folder = options.folder
     if found.is_damaged:
         for path in whole_files(folder):
@@ -292,7 +292,7 @@ class _EncodeJob:
         self._only_bad: list[Path] = []  # pieces written before the first clip that could be read
 
     def run(self, progress: Callable[[int, int], None]) -> int:
-        """Makes what is missing of this process's share; returns how much of it was there."""
+        """Make what is missing of this process's share; return how much of it was there."""
         mine = {kind: list(range(len(shards)))[self._first :: self._stride] for kind, shards in self.shards.items()}
         sizes = {kind: np.diff(shards, axis=1)[:, 0] for kind, shards in self.shards.items()}
         if self.options.retry_bad:
@@ -316,7 +316,7 @@ class _EncodeJob:
         return continued
 
     def finish(self) -> tuple[int, int]:
-        """Writes the whole index if every shard is there: (shards missing, entries whose clip could not be read)."""
+        """Write the whole index if every shard is there: (shards missing, entries whose clip could not be read)."""
         of_kind = (missing_pieces(self.folder, kind, range(len(shards))) for kind, shards in self.shards.items())
         if missing := sum(map(len, of_kind)):
             return missing, 0
@@ -331,7 +331,7 @@ class _EncodeJob:
         return 0, bad
 
     def _write_whole(self) -> None:
-        """Writes `bad.csv`, then the whole index; its last file is what says that all is there."""
+        """Write `bad.csv`, then the whole index; its last file is what says that all is there."""
         tables = {kind: store.gather_index(self.folder, kind) for kind in (store.TEXTS, store.LATENTS)}
         self._write_bad(tables[store.LATENTS].filter(pc.not_equal(tables[store.LATENTS]["reason"], "")))
         for kind, table in tables.items():
@@ -350,7 +350,7 @@ class _EncodeJob:
             pyarrow.csv.write_csv(pa.table({"path": names, "view": bad["view"], "reason": bad["reason"]}), partial)
 
     def _encode_latents(self, numbers: Sequence[int]) -> Iterator[int]:
-        """Makes shards one after the other; yields how many entries were added, batch by batch."""
+        """Make shards one after the other; yield how many entries were added, batch by batch."""
         limit = int(machine_bytes() / 4 / self._ranks)
         patience = self.source.config.timeout_seconds or None
         ahead = self.options.num_workers, self.options.prefetch_factor
@@ -392,7 +392,7 @@ class _EncodeJob:
         )
 
     def _forget_bad(self, numbers: Sequence[int]) -> None:
-        """Removes those pieces, of some shards, that name a clip which could not be read, and the whole index."""
+        """Remove those pieces, of some shards, that name a clip which could not be read, and the whole index."""
         for number in numbers:
             path = piece_path(self.folder, store.LATENTS, number)
             if path.is_file() and any(store.read_table(path, store.INDEX_SCHEMAS[store.LATENTS])["reason"].to_pylist()):

@@ -52,12 +52,12 @@ _METADATA = {"longtake_format": "latent store index", "longtake_format_version":
 
 
 def piece_path(folder: Path, kind: str, number: int) -> Path:
-    """The piece of the index of a shard; it is there exactly where the shard is whole."""
+    """Return the piece of the index of a shard; it is there exactly where the shard is whole."""
     return shard_path(folder, kind, number).with_suffix(".parquet")
 
 
 def write_index(table: pa.Table, path: Path) -> None:
-    """Writes a Parquet or Arrow file that is whole or absent."""
+    """Write a Parquet or Arrow file that is whole or absent."""
     write_table(table.replace_schema_metadata(_METADATA), path)
 
 
@@ -71,7 +71,7 @@ def in_use(folder: Path) -> Iterator[None]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Removes what writers that were killed have left in a store, if nobody writes into it now."""
+    """Remove what writers that were killed have left in a store, if nobody writes into it now."""
     with suppress(OSError), open(folder / STORE_FILE, "r+b") as file:  # network file systems lock what can be written
         locks.flock(file, locks.LOCK_EX | locks.LOCK_NB)
         for partial in folder.rglob(".*.partial*"):
@@ -96,7 +96,7 @@ class LatentShard:
         dtype: torch.dtype | None,
         windows: Mapping[str, Window],
     ) -> int:
-        """Encodes the batch of a slot, and its `windows` by themselves. Returns how many clips could be read."""
+        """Encode the batch of a slot, and its `windows` by themselves. Returns how many clips could be read."""
         good = np.flatnonzero(batch.weights.numpy())
         posterior: dict[str, Tensor] = {}
         if len(good):
@@ -118,7 +118,7 @@ class LatentShard:
         return len(good)
 
     def write(self, folder: Path) -> Path:
-        """Writes the shard, then its piece of the index, whose path it returns."""
+        """Write the shard, then its piece of the index, whose path it returns."""
         if self._tensors:
             stacked = {name: torch.stack(rows) for name, rows in self._tensors.items()}
             write_tensors(shard_path(folder, LATENTS, self.number), stacked)
@@ -174,7 +174,7 @@ def write_text_shard(
 
 
 def kept_as(value: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """A tensor as a store keeps it, on the CPU: `dtype` (None: its own) is that of numbers with fractions."""
+    """Return a tensor as a store keeps it, on the CPU: `dtype` (None: its own) is that of numbers with fractions."""
     return (value if dtype is None or not value.is_floating_point() else value.to(dtype)).cpu()
 
 
@@ -197,7 +197,7 @@ def _refuse_other_caption(path: str, text: Caption, planned: int) -> None:
 
 
 def files_of(table: ClipTable | MixedTable, row: int, columns: Sequence[str]) -> list[str]:
-    """The file of a row, and those that it names in the columns of auxiliary inputs."""
+    """Return the file of a row, and those that it names in the columns of auxiliary inputs."""
     found = [table.location(row)]
     for column in columns:
         with suppress(ClipError):  # not a list of files: there is none to change
@@ -206,7 +206,7 @@ def files_of(table: ClipTable | MixedTable, row: int, columns: Sequence[str]) ->
 
 
 def file_facts(locations: Sequence[str]) -> tuple[int, int]:
-    """Sums of the sizes and of the times of change of local files; (-1, -1) where one is not there."""
+    """Sum of the sizes and of the times of change of local files; (-1, -1) where one is not there."""
     try:
         found = [os.stat(location) for location in locations]
     except OSError:
@@ -248,6 +248,6 @@ def look_for_room(
 
 
 def missing_pieces(folder: Path, kind: str, numbers: Sequence[int]) -> list[int]:
-    """The shards, of some, that are not whole yet."""
+    """Return the shards, of some, that are not whole yet."""
     there = {path.stem for path in pieces_of(folder, kind)}
     return [number for number in numbers if f"{number:06d}" not in there]

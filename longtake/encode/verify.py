@@ -40,7 +40,7 @@ class VerifyResult:
 
 
 def whole_files(folder: Path) -> list[Path]:
-    """The files of the whole index, which are there once all shards are."""
+    """Return the files of the whole index, which are there once all shards are."""
     return [folder / f"{name}{suffix}" for name in store.INDEX_NAMES.values() for suffix in (".parquet", ".arrow")]
 
 
@@ -50,7 +50,7 @@ def verify_store(
     progress: Callable[[int, int], None] | None = None,
     columns: Sequence[str] = (),
 ) -> VerifyResult:
-    """Reads every entry and caption and compares its checksum; compares size and
+    """Read every entry and caption and compare its checksum; compares size and
     contents of every clip's file and of its auxiliary inputs, which the table has in `columns`.
 
     `table`: the clips that were encoded; where it has changed since, files are not looked at. Raises `UserError` where
@@ -85,7 +85,7 @@ def verify_store(
 
 
 def _read_pieces(folder: Path, kind: str, found: VerifyResult) -> dict[int, pa.Table]:
-    """Number -> piece of the index, of those that can be read."""
+    """Return number -> piece of the index, of those that can be read."""
     pieces = {}
     for path in store.pieces_of(folder, kind):
         if (piece := _tried(found, lambda path=path: store.read_table(path, store.INDEX_SCHEMAS[kind]))) is None:
@@ -96,7 +96,7 @@ def _read_pieces(folder: Path, kind: str, found: VerifyResult) -> dict[int, pa.T
 
 
 def _shard_faults(store_shards: LatentShards, kind: str, number: int, piece: pa.Table) -> list[str]:
-    """Reads every row of a shard; what is wrong with it."""
+    """Read every row of a shard; what is wrong with it."""
     shards, places, crcs = (store.as_array(piece[name]).tolist() for name in ("shard", "place", "crc"))
     faults = []
     if any(shard not in (-1, number) for shard in shards):
@@ -114,7 +114,7 @@ def _shard_faults(store_shards: LatentShards, kind: str, number: int, piece: pa.
 
 
 def _look_at_files(folder: Path, facts: Mapping[str, Any], index: Mapping[str, pa.Table], found: VerifyResult) -> None:
-    """Looks at everything but the shards, given what their pieces say, and whether all of it is there."""
+    """Look at everything but the shards, given what their pieces say, and whether all of it is there."""
     reads: dict[str, Callable[[], object]] = {
         store.PLAN_FILE: lambda: EncodePlan.read(folder / store.PLAN_FILE, facts),
         store.EMPTY_FILE: lambda: store.read_empty(folder, facts),

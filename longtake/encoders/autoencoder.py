@@ -44,7 +44,7 @@ class Autoencoder(ABC):
         return self.config.latent
 
     def check(self, num_frames: int, height: int, width: int) -> None:
-        """Raises `UserError` for a shape that the autoencoder cannot give back."""
+        """Raise `UserError` for a shape that the autoencoder cannot give back."""
         self.config.check(num_frames, height, width)
 
     def names(self, files: Collection[str]) -> dict[str, str]:
@@ -104,5 +104,6 @@ class ChunkedAutoencoder(Autoencoder):
 
 
 def build_autoencoder(config: AutoencoderSection, dtype: torch.dtype = torch.float32) -> Autoencoder:
-    """The autoencoder that `ae` describes; a learned one on the meta device, of `dtype`, to be filled with weights."""
+    """Return the autoencoder that `ae` describes; a learned one on the meta device, of `dtype`, to be filled with
+    weights."""
     return resolve_name(type(config).AUTOENCODER)(config, dtype)

@@ -34,7 +34,7 @@ class EncoderSection(Section):
     WHEREABOUTS: ClassVar[frozenset[str]] = frozenset({"from_pretrained", "cache_dir", "placement", "compile"})
 
     def content(self) -> dict[str, Any]:
-        """The keys and values, fit for JSON, that an encoder's output depends on."""
+        """Return the keys and values, fit for JSON, that an encoder's output depends on."""
         return self.model_dump(mode="json", exclude=set(self.WHEREABOUTS))
 
 
@@ -54,7 +54,7 @@ class AutoencoderSection(EncoderSection, OpenSection):
 
     @abstractmethod
     def check(self, num_frames: int, height: int, width: int) -> None:
-        """Raises `UserError` for pixels that the autoencoder cannot give back; nothing is built for it."""
+        """Raise `UserError` for pixels that the autoencoder cannot give back; nothing is built for it."""
 
     @property
     def scale(self) -> float:
@@ -72,7 +72,7 @@ class AutoencoderSection(EncoderSection, OpenSection):
         return getattr(self, "posterior", "mode") == "sample"
 
     def refuse_sides(self, place: str, cells: str, height: int, width: int) -> None:
-        """Raises `UserError`, beginning with `place`, for sides that do not divide into whole latent cells."""
+        """Raise `UserError`, beginning with `place`, for sides that do not divide into whole latent cells."""
         spatial = self.latent.spatial
         if height % spatial or width % spatial:
             raise UserError(
@@ -81,7 +81,7 @@ class AutoencoderSection(EncoderSection, OpenSection):
             )
 
     def has_length(self, num_frames: int) -> bool:
-        """True where it can give back clips of so many frames."""
+        """Return True where it can give back clips of so many frames."""
         try:
             self.check(num_frames, self.latent.spatial, self.latent.spatial)
         except UserError:
@@ -105,7 +105,7 @@ class PixelConfig(AutoencoderSection):
         return LatentShape(3 * self.temporal * self.spatial**2, self.temporal, self.spatial, causal=False)
 
     def check(self, num_frames: int, height: int, width: int) -> None:
-        """Raises `UserError` for a shape that does not divide into whole blocks; a shorter clip fills one in time."""
+        """Raise `UserError` for a shape that does not divide into whole blocks; a shorter clip fills one in time."""
         if num_frames > self.temporal and num_frames % self.temporal:
             raise UserError(
                 f"ae.temporal = {self.temporal}: {num_frames} frames do not divide into whole blocks; "
@@ -160,7 +160,7 @@ class LinearConfig(AutoencoderSection):
         return LatentShape(self.channels, self.temporal, self.spatial, causal=self.first_alone)
 
     def check(self, num_frames: int, height: int, width: int) -> None:
-        """Raises `UserError` for a shape that does not divide into whole blocks; a shorter clip fills one in time."""
+        """Raise `UserError` for a shape that does not divide into whole blocks; a shorter clip fills one in time."""
         first, place = int(self.first_alone), f"ae.temporal = {self.temporal}"
         rest = num_frames - first
         if self.first_alone and rest % self.temporal:
@@ -177,8 +177,8 @@ class LinearConfig(AutoencoderSection):
         self.refuse_sides(f"ae.spatial = {self.spatial}", "whole blocks", height, width)
 
     def fitted(self) -> dict[str, Any] | None:
-        """The facts of the fit, from the header of its file: "psnr", "worst_psnr", "clips", "held_out"; None without a
-        file on this machine."""
+        """Return the facts of the fit, from the header of its file: "psnr", "worst_psnr", "clips", "held_out"; None
+        without a file on this machine."""
         if self.from_pretrained is None:
             return None
         path = Path(self.from_pretrained).expanduser()
@@ -197,7 +197,7 @@ class LinearConfig(AutoencoderSection):
 
 @lru_cache(maxsize=8)
 def _facts(path: Path, _changed: int) -> dict[str, Any] | None:
-    """The value of "fit" in the header of a safetensors file, read without PyTorch."""
+    """Return the value of "fit" in the header of a safetensors file, read without PyTorch."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = file.read(size) if size <= _MOST_HEADER else b""
@@ -208,8 +208,8 @@ def _facts(path: Path, _changed: int) -> dict[str, Any] | None:
 
 
 def fitted_layer(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The keys that a run's config, as plain data, leaves to its folder: where its fitted autoencoder is, wherever the
-    folder has been moved to."""
+    """Return the keys that a run's config, as plain data, leaves to its folder: where its fitted autoencoder is,
+    wherever the folder has been moved to."""
     ae, file = tree.get("ae"), folder / AUTOENCODER_FILE
     is_linear = isinstance(ae, Mapping) and ae.get("type") == "linear" and ae.get("from_pretrained") is None
     return {"ae": {"from_pretrained": str(file)}} if is_linear and file.is_file() else {}
@@ -229,7 +229,7 @@ class KLSection(AutoencoderSection):
     compile: bool = Field(False, description="compile the residual blocks")
 
     def check(self, num_frames: int, height: int, width: int) -> None:
-        """Raises `UserError` for a length or size that does not divide into latent cells."""
+        """Raise `UserError` for a length or size that does not divide into latent cells."""
         latent = self.latent
         if (num_frames - 1) % latent.temporal:
             below = (num_frames - 1) // latent.temporal * latent.temporal + 1

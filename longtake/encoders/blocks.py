@@ -24,8 +24,8 @@ def fill_block(video: Tensor, block: int) -> Tensor:
 
 
 def cut_frames(video: Tensor, num_frames: int, block: int) -> Tensor:
-    """The first `num_frames` frames of pixels `[B, C, T, H, W]`; the inverse of `fill_block` of fewer than `block`:
-    those that fit the block best, by least squares."""
+    """Return the first `num_frames` frames of pixels `[B, C, T, H, W]`; the inverse of `fill_block` of fewer than
+    `block`: those that fit the block best, by least squares."""
     if num_frames < block:
         fitted = torch.linalg.pinv(_slow_motion(num_frames, block, video))
         video = torch.einsum("ts,bcshw->bcthw", fitted, video)
@@ -47,7 +47,7 @@ def folded(video: Tensor, dim: int, block: int, inverse: bool = False) -> Tensor
 
 
 def lapped(length: int, block: int, like: Tensor) -> Tensor:
-    """The modulated lapped transform of a line of pixels, orthogonal, `[length, length]`: block by block `block`
+    """Return the modulated lapped transform of a line of pixels, orthogonal, `[length, length]`: block by block `block`
     frequencies, by a DCT-IV of the folded pixels."""
     folding = folded(torch.eye(length, dtype=torch.float64, device=like.device), 0, block)
     places = torch.arange(block, dtype=torch.float64, device=like.device) + 0.5

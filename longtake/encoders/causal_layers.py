@@ -107,7 +107,7 @@ def repeated(x: Tensor, factors: tuple[int, int, int]) -> Tensor:
 
 
 def lighten(part: nn.Module, most_elements: int) -> None:
-    """Puts these layers in place of diffusers', in an encoder or decoder of `AutoencoderKLHunyuanVideo`."""
+    """Put these layers in place of diffusers', in an encoder or decoder of `AutoencoderKLHunyuanVideo`."""
     for name, layer in list(part.named_modules()):
         kind = type(layer).__name__
         if kind == "HunyuanVideoCausalConv3d":

@@ -133,5 +133,5 @@ def diffusers_cogvideox(config: CogVideoXVAEConfig) -> nn.Module:
 
 
 def build(config: CogVideoXVAEConfig, dtype: torch.dtype) -> KLAutoencoder:
-    """The autoencoder of a section on the meta device, to be filled with weights."""
+    """Return the autoencoder of a section on the meta device, to be filled with weights."""
     return CogVideoXAutoencoder(config, frozen_on_meta(cogvideox_module, config, dtype), dtype)

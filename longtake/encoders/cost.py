@@ -75,8 +75,9 @@ class EncodeCost:
 
 
 def autoencoder_cost(section: AutoencoderSection, shape: Shape, batch: int) -> EncodeCost:
-    """The cost of encoding `batch` samples of (T, H, W) pixels, in pieces as they will run. The frames of a chunk of a
-    stream are there as bytes, and as float32 before and after; an autoencoder that learned nothing takes no more."""
+    """Return the cost of encoding `batch` samples of (T, H, W) pixels, in pieces as they will run. The frames of a
+    chunk of a stream are there as bytes, and as float32 before and after; an autoencoder that learned nothing takes
+    no more."""
     frames = (1 + 2 * torch.float32.itemsize) * batch * 3 * prod(first_chunks(section, shape)[0])
     numbers = seen(section)
     if not numbers["parts"]:
@@ -99,7 +100,7 @@ def autoencoder_cost(section: AutoencoderSection, shape: Shape, batch: int) -> E
 
 
 def text_cost(numbers: Numbers, batch: int) -> EncodeCost:
-    """The cost of `batch` captions of an encoder of which these numbers were seen."""
+    """Return the cost of `batch` captions of an encoder of which these numbers were seen."""
     if not numbers["flops"]:
         return EncodeCost()
     slope, least = numbers["bytes"]
@@ -138,14 +139,14 @@ def facts_of(section: Any) -> dict[str, Any]:
 
 
 def _folder(section: Any) -> Path | None:
-    """The local folder of a text encoder's weights, where there is one."""
+    """Return the local folder of a text encoder's weights, where there is one."""
     local = Path(section.from_pretrained).expanduser()
     return local if (local / "config.json").is_file() else None
 
 
 @lru_cache(maxsize=16)
 def on_meta(section: Any) -> Any:
-    """The encoder of a section on the meta device, for counting."""
+    """Return the encoder of a section on the meta device, for counting."""
     dtype = _DTYPES[getattr(section, "dtype", "fp32")]
     if getattr(section, "compile", False):
         section = section.model_copy(update={"compile": False})  # the trace would see nothing of compiled layers
@@ -242,7 +243,7 @@ def _shapes(section: Any, shape: Shape, batch: int) -> tuple[tuple[int, ...], ..
 
 @lru_cache(maxsize=8)
 def _cutter(section: Any) -> Any:
-    """An autoencoder that says which pieces there are; it may be without the layers that would compute them."""
+    """Return an autoencoder that says which pieces there are; it may be without the layers that would compute them."""
     if isinstance(section, HunyuanVAEConfig):
         return HunyuanAutoencoder(section, nn.Module(), _DTYPES[section.dtype])
     if isinstance(section, CogVideoXVAEConfig):
@@ -257,7 +258,7 @@ class _Reached(Exception):
 
 
 def pieces_of(autoencoder: Any, video: Tensor) -> list[Tile]:
-    """The pieces of an encoding; all of it, where the autoencoder computes none."""
+    """Return the pieces of an encoding; all of it, where the autoencoder computes none."""
     if autoencoder.compute is None:
         latents = len(video), *autoencoder.latent(*video.shape[2:])
         return [Tile(partial(autoencoder.posterior, video), latents)]
@@ -302,8 +303,8 @@ def _bytes_of_a_sample(section: Any, shape: Shape) -> tuple[int, int]:
 
 
 def first_chunks(section: Any, shape: Shape) -> tuple[Shape, Shape]:
-    """The first chunk of a stream, and the first two: the second meets what the first left, and later ones are like
-    it."""
+    """Return the first chunk of a stream, and the first two: the second meets what the first left, and later ones
+    are like it."""
     lengths = _cutter(section).stream_lengths(shape[0])
     return (lengths[0], *shape[1:]), (sum(lengths[:2]), *shape[1:])
 

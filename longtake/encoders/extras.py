@@ -20,7 +20,7 @@ _OF_TORCHAO = (
 
 @contextmanager
 def needs_extra(key: str, value: str, extra: str = "encoders") -> Iterator[None]:
-    """Turns an import that fails inside into the sentence that says what to install; what it logs of torchao is not
+    """Turn an import that fails inside into the sentence that says what to install; what it logs of torchao is not
     shown."""
     loggers = {logging.getLogger(name) for name, _ in _OF_TORCHAO}
     for logger in loggers:

@@ -36,12 +36,13 @@ _RULES: Rules = (  # diffusers' name -> the original's; the first that fits coun
 
 
 def find_encoder(name: str, key: str, cache_dir: str | None = None) -> Path:
-    """The local file or folder that `name`, of the config key `key`, stands for. Raises `UserError` as `find_files`."""
+    """Return the local file or folder that `name`, of the config key `key`, stands for. Raises `UserError` as
+    `find_files`."""
     return find_files(name, key, [(*_SMALL, weights) for weights in _WEIGHTS], cache_dir)
 
 
 def local_encoder(name: str, cache_dir: str | None = None) -> Path | None:
-    """The folder that `find_encoder` would give, where it is on this machine; nothing is fetched."""
+    """Return the folder that `find_encoder` would give, where it is on this machine; nothing is fetched."""
     local = Path(name).expanduser()
     if local.exists() or not is_hub_name(name):
         return local if local.is_dir() else None
@@ -61,7 +62,7 @@ def flux_name(name: str) -> str:
 
 
 def _renamed(name: str, rules: Rules) -> str | None:
-    """A name by the first of the rules that fits its beginning; None where none does."""
+    """Return a name by the first of the rules that fits its beginning; None where none does."""
     for pattern, replacement in rules:
         renamed, count = re.subn(f"^{pattern}", replacement, name)
         if count:

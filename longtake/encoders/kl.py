@@ -110,7 +110,7 @@ class TiledAutoencoder(KLAutoencoder):
 
     @abstractmethod
     def _tilings(self) -> tuple[Tiling, Tiling]:
-        """The tiles of frames, and the same in latent cells."""
+        """Return the tiles of frames, and the same in latent cells."""
 
     @abstractmethod
     def _samples_at_once(self, shape: tuple[int, int, int]) -> tuple[int, int]:
@@ -130,7 +130,7 @@ class TiledAutoencoder(KLAutoencoder):
         return torch.cat(self._by_tiles(groups, self._encode_tile, pixels, cells, self._encoded))
 
     def _decoding_tilings(self) -> tuple[Tiling, Tiling]:
-        """The tiles of latent cells, and the same in frames."""
+        """Return the tiles of latent cells, and the same in frames."""
         pixels, cells = self._tilings()
         return cells, pixels
 
@@ -226,7 +226,7 @@ def samples_at_once(config: HunyuanVAEConfig, num_frames: int, height: int, widt
 
 
 def hunyuan_tilings(config: HunyuanVAEConfig) -> tuple[Tiling, Tiling]:
-    """The tiles of frames, and the same in latent cells."""
+    """Return the tiles of frames, and the same in latent cells."""
     frame_stride = int(config.sample_tsize * (1 - config.tile_overlap_factor))
     sides, strides = _tile_sides(config)
     pixels, cells = (
@@ -243,7 +243,7 @@ def hunyuan_tilings(config: HunyuanVAEConfig) -> tuple[Tiling, Tiling]:
 
 
 def _tile_sides(config: HunyuanVAEConfig) -> tuple[tuple[int, int], tuple[int, int]]:
-    """A tile's longest sides, and the strides that go with these, in pixels."""
+    """Return a tile's longest sides, and the strides that go with these, in pixels."""
     if config.sample_size == "auto":
         return (_LONGEST,) * 2, (_LONGEST - _OVERLAP,) * 2
     stride = int(config.sample_size * (1 - config.tile_overlap_factor))
@@ -289,7 +289,7 @@ def image_module(config: Autoencoder2DConfig) -> nn.Module:
 
 
 def build_kl(config: HunyuanVAEConfig | Autoencoder2DConfig, dtype: torch.dtype) -> KLAutoencoder:
-    """The autoencoder of a section on the meta device, to be filled with weights."""
+    """Return the autoencoder of a section on the meta device, to be filled with weights."""
     if isinstance(config, HunyuanVAEConfig):
         return HunyuanAutoencoder(config, frozen_on_meta(hunyuan_module, config, dtype), dtype)
     return ImageAutoencoder(config, frozen_on_meta(image_module, config, dtype), dtype)
@@ -298,7 +298,7 @@ def build_kl(config: HunyuanVAEConfig | Autoencoder2DConfig, dtype: torch.dtype)
 def frozen_on_meta(
     build: Callable[[AutoencoderSection], nn.Module], config: AutoencoderSection, dtype: torch.dtype
 ) -> nn.Module:
-    """The module of a section on the meta device, frozen."""
+    """Return the module of a section on the meta device, frozen."""
     with torch.device("meta"):
         model = build(config)
         for part in model.children():  # diffusers warns where the whole is cast

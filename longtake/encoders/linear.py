@@ -34,7 +34,7 @@ class BlockComponents(nn.Module):
         return (blocks.float() - self.mean) @ self.basis.T * self.scale
 
     def invert(self, latents: Tensor) -> Tensor:
-        """The blocks that the latents stand for."""
+        """Return the blocks that the latents stand for."""
         return (latents.float() / self.scale) @ self.basis + self.mean
 
 
@@ -73,7 +73,8 @@ class LinearAutoencoder(Autoencoder):
 
 
 def split_blocks(config: LinearConfig, video: Tensor) -> dict[str, Tensor]:
-    """The blocks of pixels `[B, 3, T, H, W]` by part, "first" first, `[B, F, h, w, D]`, D in the order (c, t, y, x)."""
+    """Return the blocks of pixels `[B, 3, T, H, W]` by part, "first" first, `[B, F, h, w, D]`, D in the order (c, t, y,
+    x)."""
     first = int(config.first_alone)
     parts = {"first": video[:, :, :1]} if first else {}
     if video.shape[2] > first:
@@ -82,7 +83,7 @@ def split_blocks(config: LinearConfig, video: Tensor) -> dict[str, Tensor]:
 
 
 def join_blocks(config: LinearConfig, blocks: Mapping[str, Tensor], num_frames: int) -> Tensor:
-    """The pixels of which these are the blocks, the first `num_frames` frames."""
+    """Return the pixels of which these are the blocks, the first `num_frames` frames."""
     first = int(config.first_alone)
     parts = []
     for name, value in blocks.items():
@@ -138,8 +139,8 @@ class BlockStatistics:
 
 
 def principal_components(statistics: BlockStatistics, config: LinearConfig) -> dict[str, Tensor]:
-    """The weights of `BlockComponents`, float32, components by falling variance; the signs make each one's largest
-    number positive.
+    """Return the weights of `BlockComponents`, float32, components by falling variance; the signs make each one's
+    largest number positive.
 
     `scale` divides a component by its standard deviation to the power `whitening`, then all alike, so that the mean
     variance of the latents is 1.
@@ -155,7 +156,7 @@ def principal_components(statistics: BlockStatistics, config: LinearConfig) -> d
 
 
 def _largest(covariance: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The eigenvectors `[count, D]` of the largest eigenvalues, and these, falling."""
+    """Return the eigenvectors `[count, D]` of the largest eigenvalues, and these, falling."""
     size = len(covariance)
     wanted = min(size, int(_OVERSAMPLED * count) + 16)
     if 2 * wanted > size:

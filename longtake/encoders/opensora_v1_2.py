@@ -303,5 +303,5 @@ def modules(config: OpenSoraVAEConfig) -> nn.Module:
 
 
 def build(config: OpenSoraVAEConfig, dtype: torch.dtype) -> OpenSoraAutoencoder:
-    """The autoencoder of a section on the meta device, to be filled with weights."""
+    """Return the autoencoder of a section on the meta device, to be filled with weights."""
     return OpenSoraAutoencoder(config, frozen_on_meta(modules, config, dtype), dtype)

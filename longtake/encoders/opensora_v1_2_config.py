@@ -65,7 +65,7 @@ class OpenSoraVAEConfig(KLSection):
         )
 
     def check(self, num_frames: int, height: int, width: int) -> None:
-        """Raises `UserError` for sides below one cell; any length can be coded."""
+        """Raise `UserError` for sides below one cell; any length can be coded."""
         if min(height, width) < _SPATIAL:
             raise UserError(
                 f'ae.type = "{self.type}": {height}x{width} pixels are less than a cell of {_SPATIAL}; choose larger '

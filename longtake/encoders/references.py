@@ -55,7 +55,7 @@ class AutoencoderReference:
 
 
 def plain_section(section: AutoencoderSection) -> AutoencoderSection:
-    """The section of an autoencoder as a reference has it: in float32, without what only saves memory."""
+    """Return the section of an autoencoder as a reference has it: in float32, without what only saves memory."""
     changes: dict[str, Any] = {"dtype": "fp32", "compile": False, "placement": "resident", "posterior": "sample"}
     changes |= _DEPARTURES.get(type(section), {})
     keys = type(section).model_fields
@@ -65,8 +65,8 @@ def plain_section(section: AutoencoderSection) -> AutoencoderSection:
 def autoencoder_reference(
     section: AutoencoderSection, ours: Autoencoder, files: Mapping[str, Tensor]
 ) -> AutoencoderReference | None:
-    """The library's autoencoder with the tensors of `files`; None where no library has the class. Of Open-Sora 1.2's
-    the part that codes single frames is compared, the one in time has no class."""
+    """Return the library's autoencoder with the tensors of `files`; None where no library has the class. Of
+    Open-Sora 1.2's the part that codes single frames is compared, the one in time has no class."""
     if isinstance(section, OpenSoraVAEConfig):
         return _spatial_reference(section, ours, files)
     builders = {
@@ -135,7 +135,8 @@ def _spatial_reference(
 
 
 def _filled(module: nn.Module, files: Mapping[str, Tensor], names: Mapping[str, str]) -> nn.Module:
-    """The module with tensors of `files`, `names` saying which is which; convolutions of one pixel may be matrices."""
+    """Return the module with tensors of `files`, `names` saying which is which; convolutions of one pixel may be
+    matrices."""
     own = module.state_dict()
     module.load_state_dict({name: files[theirs].reshape(own[name].shape) for name, theirs in names.items()})
     return module.float().eval().requires_grad_(False)

@@ -99,7 +99,7 @@ class StreamedAutoencoder(TiledAutoencoder):
 
     @abstractmethod
     def _decoded_parts(self, tile: Tensor) -> Iterator[Tensor]:
-        """The decoder's output for unscaled latents, span by span."""
+        """Return the decoder's output for unscaled latents, span by span."""
 
     @abstractmethod
     def _decoded_spans(self, num_latents: int) -> Iterator[slice]:

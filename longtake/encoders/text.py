@@ -191,7 +191,8 @@ class T5Encoder(LearnedTextEncoder):
         return states.masked_fill(is_padding[..., None], 0.0)  # a product would leave zeros of both signs
 
     def _attention_mask(self, is_padding: Tensor) -> Tensor:
-        """The mask in a form whose values transformers does not read, because the host would wait for the device.
+        """Return the mask in a form whose values transformers does not read, because the host would wait for the
+        device.
 
         From version 5 on `T5Stack` asks whether a mask `[B, L]` hides anything at all, and adds one of four dimensions
         to the scores as it is. Version 4 takes only `[B, L]`, and reads no values.
@@ -229,7 +230,7 @@ class ClipEncoder(LearnedTextEncoder):
         return (self.dim,)
 
     def after_filling(self) -> None:
-        """Writes the numbers 0, 1 … into CLIP's `position_ids`, which are no part of its weights."""
+        """Write the numbers 0, 1 … into CLIP's `position_ids`, which are no part of its weights."""
         ids = self.module.embeddings.position_ids
         ids.copy_(torch.arange(ids.shape[-1]).expand_as(ids))
 
@@ -248,7 +249,7 @@ def build_text_encoder(
     tokenizer: bool = True,
     pooled: bool = False,
 ) -> TextEncoder:
-    """The text encoder that a section describes; a learned one on the meta device, of `dtype`, to be filled.
+    """Return the text encoder that a section describes; a learned one on the meta device, of `dtype`, to be filled.
 
     `folder` has its `config.json` and, unless `tokenizer` is False, its tokenizer; without a folder the published sizes
     are taken, for what needs no more than these. `device` is where it will compute. `pooled`: which of the two an
@@ -293,7 +294,7 @@ _KINDS: dict[type, tuple[Callable[[Mapping[str, Any]], nn.Module], type[LearnedT
 
 
 def text_facts(config: T5EncoderConfig | UMT5EncoderConfig | ClipEncoderConfig, folder: Path | None) -> dict[str, Any]:
-    """The `config.json` of a text encoder's folder; without one the published sizes, at the width of the config.
+    """Return the `config.json` of a text encoder's folder; without one the published sizes, at the width of the config.
 
     An official UMT5 is one file, next to which the config.json may be that of the denoiser: then the published sizes.
     Raises `UserError` where it is missing, damaged or of another width.
@@ -336,7 +337,7 @@ def _describes_umt5(folder: Path) -> bool:
 def open_tokens(
     config: T5EncoderConfig | UMT5EncoderConfig | ClipEncoderConfig, folder: Path, section: str
 ) -> CaptionTokens:
-    """The tokenizer of a text encoder, without its weights. Raises `UserError` for a folder without one."""
+    """Return the tokenizer of a text encoder, without its weights. Raises `UserError` for a folder without one."""
     if (named := getattr(config, "tokenizer", None)) is not None:
         folder = find_files(named, f"{section}.tokenizer", _TOKENIZERS, config.cache_dir)
     tokenizer, new = _load_tokenizer(folder, section), getattr(config, "new_tokens", ())
@@ -347,7 +348,8 @@ def open_tokens(
 
 
 def cleaned(text: str) -> str:
-    """A caption as Wan cleans it: broken Unicode fixed, HTML entities resolved, runs of white space made one blank."""
+    """Return a caption as Wan cleans it: broken Unicode fixed, HTML entities resolved, runs of white space made one
+    blank."""
     text = html.unescape(html.unescape(ftfy.fix_text(text)))
     return " ".join(text.split())
 

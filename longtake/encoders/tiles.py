@@ -30,7 +30,7 @@ class Tiling:
     least: tuple[int, int] | None = None  # frames are cut where a side is longer than this; None: than `sides`
 
     def cut(self, shape: tuple[int, int, int]) -> Boxes:
-        """The tiles of a tensor of (frames, rows, columns).
+        """Return the tiles of a tensor of (frames, rows, columns).
 
         Pieces in time have one frame more than `frames`, which is the first of the next or lies before it; a side is
         cut where either is longer than a tile. Equal tiles overlap as far as the others, and no tile lies within its
@@ -53,7 +53,7 @@ class Tiling:
         return [[[(span, row, column) for column in columns] for row in rows] for span in spans]
 
     def _equal(self, length: int, side: int, stride: int) -> list[slice]:
-        """The tiles of a side; the last may be a little shorter."""
+        """Return the tiles of a side; the last may be a little shorter."""
         overlap = side - stride
         count = max(1, ceil((length - overlap) / stride))
         if count == 1:  # it may be no longer than an overlap
@@ -93,7 +93,7 @@ class Tiling:
         return torch.cat([*(self._own(band, 3) for band in joined[:-1]), joined[-1]], dim=3)
 
     def _own(self, tile: Tensor, dim: int) -> Tensor:
-        """A tile up to where the next begins."""
+        """Return a tile up to where the next begins."""
         side, stride = self.sides[dim - 3], self.side_strides[dim - 3]
         return tile.narrow(dim, 0, stride if self.equal is None else tile.shape[dim] - (side - stride))
 

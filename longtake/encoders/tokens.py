@@ -54,7 +54,7 @@ class CaptionTokens:
         return Overflow(len(kept) + len(lost), self.max_length, words)
 
     def _cut(self, text: str) -> tuple[list[int], list[int]]:
-        """The ids of a caption, at most `max_length`, and those that are cut."""
+        """Return the ids of a caption, at most `max_length`, and those that are cut."""
         ids = self._ids(text)
         if len(ids) <= self.max_length:
             return ids, []

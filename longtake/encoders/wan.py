@@ -42,7 +42,7 @@ class WanAutoencoder(StreamedAutoencoder):
         return shift, scale
 
     def _tilings(self) -> tuple[Tiling, Tiling]:
-        """The tiles of frames, and the same in latent cells, for encoding."""
+        """Return the tiles of frames, and the same in latent cells, for encoding."""
         fold, cell = self.config.fold, self.latent.spatial
         rows, columns = (side * fold for side in self.config.tile_sides)
         row_stride, column_stride = (stride * fold for stride in self.config.tile_strides)
@@ -53,7 +53,7 @@ class WanAutoencoder(StreamedAutoencoder):
         return pixels, cells
 
     def _decoding_tilings(self) -> tuple[Tiling, Tiling]:
-        """The tiles of latent cells, and the same in what the decoder gives."""
+        """Return the tiles of latent cells, and the same in what the decoder gives."""
         pixels, cells = super()._tilings()
         if pixels.sides is None:
             return cells, pixels
@@ -112,7 +112,7 @@ class WanAutoencoder(StreamedAutoencoder):
 
 
 def _empty_cache(part: nn.Module) -> list[Any]:
-    """The caches of an encoder or decoder at the beginning of a video; each call writes into them."""
+    """Return the caches of an encoder or decoder at the beginning of a video; each call writes into them."""
     return [None] * sum(type(layer).__name__ == _CACHED for layer in part.modules())
 
 
@@ -138,5 +138,5 @@ def wan_module(config: WanVAEConfig) -> nn.Module:
 
 
 def build(config: WanVAEConfig, dtype: torch.dtype) -> KLAutoencoder:
-    """The autoencoder of a section on the meta device, to be filled with weights."""
+    """Return the autoencoder of a section on the meta device, to be filled with weights."""
     return WanAutoencoder(config, frozen_on_meta(wan_module, config, dtype), dtype)

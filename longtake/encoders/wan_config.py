@@ -187,8 +187,8 @@ class WanVAEConfig(KLSection):
 
 
 def _facts(name: str) -> dict[str, Any] | None:
-    """The config.json of a diffusers folder, or alongside a file of one; None of an official file, whose neighbour of
-    that name describes the denoiser."""
+    """Return the config.json of a diffusers folder, or alongside a file of one; None of an official file, whose
+    neighbour of that name describes the denoiser."""
     facts = published_facts(name)
     if facts is None or (kind := facts.get("_class_name", _CLASS)) == _CLASS:
         return facts

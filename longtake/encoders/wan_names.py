@@ -31,7 +31,7 @@ _NAME = re.compile(
 
 
 def wan_names(version: str, num_res_blocks: int) -> Callable[[str], str]:
-    """The function from diffusers' name of a tensor to the official one.
+    """Return the function from diffusers' name of a tensor to the official one.
 
     2.1 numbers the layers of all levels in a row, 2.2 the layers of each level; diffusers groups the layers of
     each level except in the encoder of 2.1.

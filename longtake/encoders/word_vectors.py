@@ -25,7 +25,8 @@ class WordTokens:
         self.max_length = max_length
 
     def cut(self, text: str) -> tuple[list[str], list[str]]:
-        """The words of a caption that are used, those of its rate and scores among them; and those that are cut."""
+        """Return the words of a caption that are used, those of its rate and scores among them; and those
+        that are cut."""
         words = _WORD.findall(text.lower())
         if len(words) <= self.max_length:
             return words, []
@@ -63,7 +64,7 @@ class WordEncoder:
         return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
 
     def embed(self, texts: Sequence[str]) -> Tensor:
-        """The tokens alone, or the pooled vectors."""
+        """Return the tokens alone, or the pooled vectors."""
         return self.encode(tuple(texts))[self.pooled]
 
     def mask(self, texts: Sequence[str]) -> Tensor:

@@ -24,7 +24,7 @@ def level_losses(
     levels: Sequence[float],
     leave_out_known: bool = False,
 ) -> Tensor:
-    """The objective's loss of each sample of a batch at each noise level: float32 [levels, B], on the device.
+    """Return the objective's loss of each sample of a batch at each noise level: float32 [levels, B], on the device.
 
     levels: shares of the way from data, 0, to noise, 1. The noise is a function of a sample's key and the level alone.
     nothing as for `clean_example`, leave_out_known as for its `noised`; captions are never dropped. Samples
@@ -43,6 +43,6 @@ def level_losses(
 
 
 def _noise(batch: Batch, level: float, shape: Sequence[int]) -> Tensor:
-    """Standard normals [B, C, F, h, w], on the CPU."""
+    """Return standard normals [B, C, F, h, w], on the CPU."""
     numbers = normals(0, 0, Purpose.VALIDATION, round(level * _LEVEL_UNIT), batch.keys, shape[1:].numel())
     return torch.from_numpy(numbers).reshape(shape)

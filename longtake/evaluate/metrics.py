@@ -27,7 +27,7 @@ class SeenVideo:
 
 
 def video_figures(frames: np.ndarray) -> dict[str, float]:
-    """The figures of one video.
+    """Return the figures of one video.
 
     `motion`: mean change of brightness from frame to frame. `flicker`: mean of what a frame's brightness differs from
     the mean of its neighbours, so even motion counts little. `sharpness`: mean difference of neighbouring pixels.
@@ -46,9 +46,9 @@ def video_figures(frames: np.ndarray) -> dict[str, float]:
 
 
 def figures(videos: Sequence[SeenVideo], data: Mapping[str, float] | None = None) -> dict[str, float]:
-    """The mean figures of videos; and `diversity`, how far those of one prompt at several seeds lie apart, `variety`,
-    the same of different prompts, `first_frame`, the PSNR in dB of first frames that were given, and with those of the
-    `data`, `motion_of_data`: the motion as a multiple of the data's own."""
+    """Return the mean figures of videos; and `diversity`, how far those of one prompt at several seeds lie apart,
+    `variety`, the same of different prompts, `first_frame`, the PSNR in dB of first frames that were given, and with
+    those of the `data`, `motion_of_data`: the motion as a multiple of the data's own."""
     found = means(video_figures(video.frames) for video in videos)
     groups = defaultdict[str, list[SeenVideo]](list)
     for video in videos:
@@ -68,7 +68,7 @@ def figures(videos: Sequence[SeenVideo], data: Mapping[str, float] | None = None
 
 
 def means(of_videos: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each figure over the videos that have it."""
+    """Return the mean of each figure over the videos that have it."""
     values = defaultdict[str, list[float]](list)
     for found in of_videos:
         for name, value in found.items():
@@ -77,7 +77,7 @@ def means(of_videos: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _distance(a: SeenVideo, b: SeenVideo) -> float:
-    """The mean difference of two videos as small pictures, in which noise is averaged out."""
+    """Return the mean difference of two videos as small pictures, in which noise is averaged out."""
     return float(np.abs(_small(a.frames) - _small(b.frames)).mean())
 
 

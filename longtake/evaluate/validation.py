@@ -41,7 +41,7 @@ class Validation:
     offload: bool | Literal["auto"]
 
     def videos(self, folder: Path) -> list[Video]:
-        """The videos, to be written into `folder`. Each has a seed of its own, the same every time."""
+        """Return the videos, to be written into `folder`. Each has a seed of its own, the same every time."""
         option = self.config.sampling_option
         first = option.seed if option.seed is not None else self.config.seed
         return [
@@ -62,7 +62,7 @@ class Validation:
         on_progress: Callable[[float], None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> list[Video] | None:
-        """Makes all videos of a step; their folder appears when all are written. Collective. Raises `NotFiniteVideo`.
+        """Make all videos of a step; their folder appears when all are written. Collective. Raises `NotFiniteVideo`.
 
         Every rank makes as many forwards, a rank without a video of its own those of another. `stop` is asked on every
         rank between rounds; where one says yes, nothing is kept, and None is returned. `on_progress` after each step of
@@ -124,7 +124,7 @@ def _prompts(section: ValidationConfig, run: SystemConfig, faults: list[str]) ->
 
 
 def _request(run: SystemConfig, section: ValidationConfig, refs: bool) -> GenerateConfig:
-    """The videos as `longtake generate` would be asked for them, of the size that the run trains."""
+    """Return the videos as `longtake generate` would be asked for them, of the size that the run trains."""
     tree = {**plain_data(run), "sampling_option": plain_data(section.sampling_option)}
     whole = {**system_part(tree), "sampling_option": {**said_sampling(tree), **trained_size(tree)}}
     whole |= {"negative_prompt": section.negative_prompt, "batch_size": section.batch_size}
@@ -154,7 +154,7 @@ def missing(run: Path, step: int) -> bool:
 
 
 def forget_after(run: Path, step: int) -> None:
-    """Removes the validations of later steps, and their losses, which the run will make again."""
+    """Remove the validations of later steps, and their losses, which the run will make again."""
     mend_lines(run / LOSSES_FILE, step)
     for path in (run / FOLDER).glob("step*"):
         if (found := _STEP.fullmatch(path.name)) and int(found[1]) > step:

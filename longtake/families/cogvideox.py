@@ -38,7 +38,7 @@ GUIDANCE = {name: f"longtake.diffusion.guidance:{name}" for name in ("dynamic", 
 
 
 def companions(model: CogVideoXConfig) -> tuple[Companion, ...]:
-    """A control model's clips bring a control video."""
+    """Return a control model's clips bring a control video."""
     return (Companion("control", "control", "video", "control", by_mean=True),) if model.visual == "control" else ()
 
 

@@ -42,12 +42,12 @@ def scale_downs(size: float, extra: tuple[float, ...] = ()) -> dict[float, float
 
 
 def token_sizes(video: int, image: int) -> tuple[int, ...]:
-    """The sizes of videos whose length follows from their tokens, ascending."""
+    """Return the sizes of videos whose length follows from their tokens, ascending."""
     return tuple(dict.fromkeys((*range(video, image + 1, _TOKEN_STEP), image)))
 
 
 def frames_of_tokens(size: float, token_size: int, most: int, collate: bool = False) -> int:
-    """The length of a square video of `size` with no more pixels than `most` frames of `token_size` have.
+    """Return the length of a square video of `size` with no more pixels than `most` frames of `token_size` have.
 
     `collate`: as the published program's loader rounds it, which can give more.
     """
@@ -148,7 +148,7 @@ class FunLaw:
         return most
 
     def _allowed(self, frames: np.ndarray) -> np.ndarray:
-        """The longest length there is up to so many frames, of which there is at least one."""
+        """Return the longest length there is up to so many frames, of which there is at least one."""
         lengths = np.array([frames for frames, _ in self.lengths], np.int64)
         return lengths[np.searchsorted(lengths, np.maximum(frames, 1), side="right") - 1]
 
@@ -191,7 +191,7 @@ class FunLaw:
         return found
 
     def assign_chunk(self, columns: Columns, draw: BucketDraw) -> tuple[np.ndarray, np.ndarray]:
-        """The bucket of each clip: all that have a frame are in one."""
+        """Return the bucket of each clip: all that have a frame are in one."""
         num_frames, height, width, _ = columns
         with np.errstate(invalid="ignore"):
             valid = np.isfinite(num_frames + height + width) & (num_frames >= 1) & (height >= 1) & (width >= 1)
@@ -209,7 +209,7 @@ class FunLaw:
     def _drawn_side(
         self, rows: np.ndarray, height: np.ndarray, width: np.ndarray, is_still: bool, draw: BucketDraw
     ) -> np.ndarray:
-        """The size of each clip, as its place in `_sides`."""
+        """Return the size of each clip, as its place in `_sides`."""
         sizes = self._stills if is_still else self._videos
         places = np.array([next(i for i, side in enumerate(self._sides) if side.size == size) for size in sizes])
         if len(sizes) == 1:
@@ -225,7 +225,7 @@ class FunLaw:
         return places[np.floor(u * np.where(small_enough, small_enough, len(sizes))).astype(np.int64)]
 
     def _ratio(self, rows: np.ndarray, height: np.ndarray, width: np.ndarray, draw: BucketDraw) -> np.ndarray:
-        """The aspect ratio of each clip, as its place in the table."""
+        """Return the aspect ratio of each clip, as its place in the table."""
         if not self.sizes.enable_bucket:
             return np.zeros(len(rows), np.int64)
         if self.sizes.random_ratio_crop:
@@ -237,7 +237,7 @@ class FunLaw:
     def _frames(
         self, rows: np.ndarray, room: np.ndarray, side: np.ndarray, ratio: np.ndarray, draw: BucketDraw
     ) -> np.ndarray:
-        """The length of each video."""
+        """Return the length of each video."""
         most, longest = self.sizes.video_sample_n_frames, np.stack([one.longest for one in self._sides])
         frames = np.minimum(room, longest[side, ratio])
         if self.sizes.random_frame_crop and len(options := np.arange(5, most + 4, 4)) > 1:
@@ -253,7 +253,7 @@ class FunLaw:
         return self._allowed(frames)
 
     def timing(self, columns: Columns, draw: BucketDraw) -> Timing:
-        """The part of each clip between the drops, at its stride."""
+        """Return the part of each clip between the drops, at its stride."""
         return self._room(columns)[0]
 
     def _room(self, columns: Columns) -> tuple[Timing, np.ndarray]:
@@ -279,14 +279,14 @@ class FunLaw:
         return data
 
     def to_json(self) -> dict[str, Any]:
-        """The law as plain data."""
+        """Return the law as plain data."""
         lengths = [list(one) for one in self.lengths]
         data = {"sizes": self.sizes.model_dump(mode="json"), "divisor": self.divisor, "lengths": lengths}
         return {KIND: KIND_OF_LAW, **data, "collate": self.collate}
 
 
 def fun_law(sizes: FunSizes, config: Any) -> FunLaw:
-    """The law of a run's config; lengths that its autoencoder or model cannot take are left out."""
+    """Return the law of a run's config; lengths that its autoencoder or model cannot take are left out."""
     if sizes.keep_all_node_same_token_length and hasattr(config, "dataset") and not config.dataset.balance:
         raise UserError(
             "sizes.keep_all_node_same_token_length = True: acts through dataset.balance, which puts slots of equal "
@@ -307,6 +307,6 @@ def fun_law(sizes: FunSizes, config: Any) -> FunLaw:
 
 
 def read_law(data: Mapping[str, Any]) -> FunLaw:
-    """The law that `to_json` wrote."""
+    """Return the law that `to_json` wrote."""
     lengths = tuple((frames, tokens) for frames, tokens in data["lengths"])
     return FunLaw(FunSizes(**data["sizes"]), data["divisor"], lengths, data["collate"])

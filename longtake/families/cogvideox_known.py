@@ -100,8 +100,8 @@ class MaskedVideo(EndWindows):
         return (kind not in MASKS or _share(kind, num_frames) > 0) and bool(self.windows(kind, latent, num_frames))
 
     def windows(self, kind: str, latent: LatentShape, num_frames: int, refs: Refs = ONE_REF) -> tuple[Window, ...]:
-        """The whole clip; it shows frames at its ends, as many as there are references where these are single frames,
-        or what a mask leaves."""
+        """Return the whole clip; it shows frames at its ends, as many as there are references where these are single
+        frames, or what a mask leaves."""
         if kind == NOTHING:
             return ()
         shown = None if kind in self.needs_mask else self._shown(kind, latent, num_frames, refs)
@@ -171,7 +171,7 @@ def resized(given: Tensor, size: Sequence[int], first_alone: bool) -> Tensor:
 
 
 def _around(window: Window, shape: PixelShape) -> Tensor:
-    """The mask of all frames but those that a window shows."""
+    """Return the mask of all frames but those that a window shows."""
     to_make = np.ones(shape, bool)
     for frames in window.shown or ():
         to_make[frames.start : frames.stop] = False
@@ -179,7 +179,7 @@ def _around(window: Window, shape: PixelShape) -> Tensor:
 
 
 def _share(kind: str, num_frames: int) -> float:
-    """The published share of a kind of masks, of clips or stills."""
+    """Return the published share of a kind of masks, of clips or stills."""
     return MASKS[kind][1 if num_frames > 1 else 2]
 
 

@@ -25,7 +25,7 @@ def _in_box(numbers: Numbers, shape: PixelShape) -> tuple[slice, slice]:
 
 
 def box(numbers: Numbers, shape: PixelShape) -> np.ndarray:
-    """A box in all frames."""
+    """Return a box in all frames."""
     mask = np.zeros(shape, bool)
     rows, columns = _in_box(numbers, shape)
     mask[:, rows, columns] = True
@@ -51,7 +51,7 @@ def between_ends(numbers: Numbers, shape: PixelShape) -> np.ndarray:
 
 
 def box_for_a_while(numbers: Numbers, shape: PixelShape) -> np.ndarray:
-    """A box from a frame of the first half to one of the second."""
+    """Return a box from a frame of the first half to one of the second."""
     mask, half = np.zeros(shape, bool), shape[0] // 2
     rows, columns = _in_box(numbers, shape)
     first, end = numbers.integer(0, half), numbers.integer(half, shape[0])
@@ -65,7 +65,7 @@ def dots(numbers: Numbers, shape: PixelShape) -> np.ndarray:
 
 
 def blocks(numbers: Numbers, shape: PixelShape) -> np.ndarray:
-    """A small block in each of up to half of the frames."""
+    """Return a small block in each of up to half of the frames."""
     mask, (frames, height, width) = np.zeros(shape, bool), shape
     for frame in numbers.some(numbers.integer(1, max(frames // 2, 1) + 1), frames):
         high, wide = (numbers.integer(1, side // 4 + 1) for side in (height, width))
@@ -85,12 +85,12 @@ def _in_ellipse(numbers: Numbers, shape: PixelShape, radii: int) -> np.ndarray:
 
 
 def ellipse(numbers: Numbers, shape: PixelShape) -> np.ndarray:
-    """An ellipse in the first frame."""
+    """Return an ellipse in the first frame."""
     return _in_ellipse(numbers, shape, 2)
 
 
 def circle(numbers: Numbers, shape: PixelShape) -> np.ndarray:
-    """A circle in the first frame."""
+    """Return a circle in the first frame."""
     return _in_ellipse(numbers, shape, 1)
 
 

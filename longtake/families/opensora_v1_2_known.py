@@ -72,7 +72,7 @@ def _groups(kind: str, frames: int, latent: LatentShape, refs: Refs) -> list[Mas
 
 
 def _fitted(group: MaskGroup, frames: int, latent: LatentShape, refs: Refs) -> MaskGroup:
-    """A group as it is placed, cut to what its reference has; of one that has none of it, uncut."""
+    """Return a group as it is placed, cut to what its reference has; of one that has none of it, uncut."""
     if (found := placed(group, frames)) is None:
         raise UserError(
             f'mask strategy "{group}": is about no frame of a clip with {frames} latent frames; choose a target from '
@@ -88,7 +88,7 @@ def _fitted(group: MaskGroup, frames: int, latent: LatentShape, refs: Refs) -> M
 
 
 def _window(group: MaskGroup, latent: LatentShape) -> Window:
-    """The frames of a reference that become the latents of a group."""
+    """Return the frames of a reference that become the latents of a group."""
     count = latent.pixel_frames(group.start + group.length if group.start >= 0 else -group.start)
     first = latent.pixel_frames(group.target) if group.target else 0
     return Window(

@@ -68,7 +68,7 @@ MASKS: Mapping[str, Callable[[Numbers, int], np.ndarray]] = MappingProxyType(
 
 
 def to_make(kind: str, numbers: Numbers, frames: int) -> np.ndarray:
-    """The mask of a kind for a clip of so many latent frames: bool [F]. A still is made whole."""
+    """Return the mask of a kind for a clip of so many latent frames: bool [F]. A still is made whole."""
     if kind == NOTHING or frames == 1:
         return np.ones(frames, bool)
     mask = MASKS[kind](numbers, frames)

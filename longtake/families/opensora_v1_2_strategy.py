@@ -48,7 +48,7 @@ class MaskGroup:
 
 
 def read_strategy(text: str) -> tuple[MaskGroup, ...]:
-    """The groups of a strategy; none of an empty text. Raises `UserError` for a text that is none."""
+    """Return the groups of a strategy; none of an empty text. Raises `UserError` for a text that is none."""
     if not text.strip():
         return ()
     groups = []
@@ -74,7 +74,7 @@ def of_clip(strategy: str, clip: int) -> str:
 
 
 def carried(length: int, edit_ratio: float = 0.0) -> str:
-    """The strategy of a clip that begins with the last latent frames of the one before."""
+    """Return the strategy of a clip that begins with the last latent frames of the one before."""
     return str(MaskGroup(reference=None, start=-length, length=length, edit_ratio=edit_ratio))
 
 
@@ -83,14 +83,14 @@ def _rest(group: MaskGroup) -> tuple[int | None, int, int, int, float]:
 
 
 def nearest(value: int, step: int, most: int) -> int:
-    """The multiple of `step` that a place snaps to, of those that a video of `most` frames has."""
+    """Return the multiple of `step` that a place snaps to, of those that a video of `most` frames has."""
     whole = value // step
     return (whole + (value % step > step / 2 and whole < most // step - 1)) * step
 
 
 def placed(group: MaskGroup, frames: int, reference: int | None = None, align: int | None = None) -> MaskGroup | None:
-    """A group with places counted from the beginning and a length that fits, in a clip of so many latent frames; None
-    where nothing is left of it.
+    """Return a group with places counted from the beginning and a length that fits, in a clip of so many latent frames;
+    None where nothing is left of it.
 
     reference: latent frames of the reference; None: as many as are asked for, and a start below 0 stays. align: places
     snap to multiples of it. Raises `UserError` for a target before the clip begins.

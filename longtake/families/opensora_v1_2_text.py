@@ -84,17 +84,18 @@ warnings.filterwarnings("ignore", category=MarkupResemblesLocatorWarning)
 
 
 def caption(text: str, fps: float | None, score: int | None, kind: str, facts: Mapping[str, Any]) -> str:
-    """A caption, or a prompt, with the scores that are known of it, cleaned."""
+    """Return a caption, or a prompt, with the scores that are known of it, cleaned."""
     return cleaned(with_scores(text, facts))
 
 
 def raw_caption(text: str, fps: float | None, score: int | None, kind: str, facts: Mapping[str, Any]) -> str:
-    """The same under the quirk `raw_captions`: prompts are cleaned, and captions in training are as they stand."""
+    """Return the same under the quirk `raw_captions`: prompts are cleaned, and captions in training are as
+    they stand."""
     return text if kind == "train" else caption(text, fps, score, kind, facts)
 
 
 def with_scores(text: str, facts: Mapping[str, Any]) -> str:
-    """A text with its aesthetic score, motion score and camera motion, each where it is known and not there yet:
+    """Return a text with its aesthetic score, motion score and camera motion, each where it is known and not there yet:
     `a cat` -> `a cat aesthetic score: 6.5.`"""
     for fact, words in _SCORES.items():
         value = facts.get(fact)
@@ -108,7 +109,7 @@ def with_scores(text: str, facts: Mapping[str, Any]) -> str:
 
 
 def cleaned(text: str) -> str:
-    """A text as T5 gets it: lower case, without links, markup and other noise; the cleaner runs twice."""
+    """Return a text as T5 gets it: lower case, without links, markup and other noise; the cleaner runs twice."""
     return _cleaned_once(_cleaned_once(text))
 
 
@@ -131,8 +132,8 @@ def _replaced(text: str, table: tuple[tuple[str, str], ...]) -> str:
 
 
 def read_prompt(prompt: str, num_clips: int) -> Spoken:
-    """A prompt of Open-Sora 1.2: `|0|a day|2|a night` has a text for each clip from the one of that number on, and a
-    JSON object at its end may name references and a mask strategy. Raises `UserError`."""
+    """Return a prompt of Open-Sora 1.2: `|0|a day|2|a night` has a text for each clip from the one of that number
+    on, and a JSON object at its end may name references and a mask strategy. Raises `UserError`."""
     text, given = _json_tail(prompt)
     return Spoken(_texts(text, num_clips), given.get("reference_path"), given.get("mask_strategy"))
 

@@ -111,12 +111,12 @@ class Family:
         return kind in self.kinds_of(model) or (pattern is not None and bool(re.fullmatch(pattern, kind)))
 
     def kinds_of(self, model: ModelSection) -> Mapping[str, str]:
-        """The kinds of a model's law, and what each makes known."""
+        """Return the kinds of a model's law, and what each makes known."""
         law = self.known_law(model)
         return {} if law is None else law.kinds
 
     def known_law(self, model: ModelSection, ae: Any = None) -> KnownLaw | None:
-        """The law of what may be known of a model's samples; None where there is none. ae: the section of the
+        """Return the law of what may be known of a model's samples; None where there is none. ae: the section of the
         autoencoder whose latents are known."""
         return None if self.known is None else resolve_name(self.known)(model, ae)
 
@@ -144,7 +144,7 @@ class Family:
         return resolve_name(self.weights)
 
     def training_folder(self, folder: str) -> TrainingFolder | None:
-        """A checkpoint that another program's training has left in a folder; None where it holds none."""
+        """Return a checkpoint that another program's training has left in a folder; None where it holds none."""
         opens = self.training_folders
         return None if opens is None else resolve_name(opens)(Path(folder).expanduser())
 
@@ -153,7 +153,7 @@ class Family:
         return next((resolve_name(name) for pattern, name in self.sources.items() if fnmatch(latents, pattern)), None)
 
     def keys_of(self, compat: str | tuple[str, ...] | None) -> dict[str, dict[str, Any]]:
-        """The keys that quirks set, by section; names that are none of its own set nothing."""
+        """Return the keys that quirks set, by section; names that are none of its own set nothing."""
         names = () if compat is None else (compat,) if isinstance(compat, str) else compat
         found: dict[str, dict[str, Any]] = {}
         for quirk, sections in self.quirk_keys.items():
@@ -162,8 +162,8 @@ class Family:
         return found
 
     def quirks_of(self, compat: str | tuple[str, ...] | None) -> frozenset[str]:
-        """The quirks that `compat` turns on; the family's name stands for all of its own. Raises `ValueError` for a
-        name that is neither."""
+        """Return the quirks that `compat` turns on; the family's name stands for all of its own. Raises `ValueError`
+        for a name that is neither."""
         names = () if compat is None else (compat,) if isinstance(compat, str) else compat
         for name in names:
             if name != self.name and name not in self.quirks:

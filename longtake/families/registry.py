@@ -22,7 +22,7 @@ _FAMILIES: dict[type[ModelSection], Family] = {family.model: family for family i
 
 
 def register(family: Family) -> Family:
-    """Makes a family known to everything above, in this process alone."""
+    """Make a family known to everything above, in this process alone."""
     _FAMILIES[family.model] = family
     return family
 
@@ -46,25 +46,26 @@ def _load_installed() -> None:
 
 
 def family_of(model: ModelSection) -> Family:
-    """The family of a `model` section."""
+    """Return the family of a `model` section."""
     return next(_FAMILIES[kind] for kind in type(model).__mro__ if kind in _FAMILIES)
 
 
 def default_model() -> ModelSection:
-    """The `model` section of a run that has none."""
+    """Return the `model` section of a run that has none."""
     return families()[0].model()
 
 
 def family_of_tree(tree: Mapping[str, Any]) -> Family:
-    """The family that a run's config, as plain data, asks for; the default one where it names none that there is."""
+    """Return the family that a run's config, as plain data, asks for; the default one where it names none that there
+    is."""
     model = tree.get("model")
     kind = model.get("type") if isinstance(model, Mapping) else None
     return next((family for family in families() if family.model.model_fields["type"].default == kind), families()[0])
 
 
 def published_sections(tree: Mapping[str, Any]) -> tuple[str, Mapping[str, Mapping[str, Any]]] | None:
-    """The `type` of the model whose whole published folder `model.from_pretrained` of a run names, and what that folder
-    says of the run's sections; None where it names none."""
+    """Return the `type` of the model whose whole published folder `model.from_pretrained` of a run names, and what
+    that folder says of the run's sections; None where it names none."""
     model = tree.get("model")
     if not isinstance(model, Mapping) or not isinstance(folder := model.get("from_pretrained"), str):
         return None
@@ -79,5 +80,5 @@ def published_sections(tree: Mapping[str, Any]) -> tuple[str, Mapping[str, Mappi
 
 
 def read_model(tree: Mapping[str, Any]) -> ModelSection:
-    """The `model` section of a run's config, as plain data. Raises pydantic's `ValidationError`."""
+    """Return the `model` section of a run's config, as plain data. Raises pydantic's `ValidationError`."""
     return family_of_tree(tree).model.model_validate(tree.get("model") or {})

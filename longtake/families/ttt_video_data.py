@@ -21,8 +21,8 @@ _MOST_FAULTS = 10  # listed in one error
 
 
 def open_embeddings(config: Any, table: ClipTable | MixedTable) -> ListedLatents:
-    """The latents and texts of the clips of a run, whose table is the list, or a mix of such lists. Raises `UserError`
-    that names the lines which are of other segments, frames, texts or sizes than the run trains."""
+    """Return the latents and texts of the clips of a run, whose table is the list, or a mix of such lists. Raises
+    `UserError` that names the lines which are of other segments, frames, texts or sizes than the run trains."""
     lines: list[Mapping[str, Any]] = []
     faults: list[str] = []
 

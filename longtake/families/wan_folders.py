@@ -46,7 +46,7 @@ def root(folder: str) -> dict[str, Any] | None:
 
 
 def _encoders(place: Path, is_diffusers: bool) -> dict[str, Any]:
-    """The sections of the autoencoder and the text encoder."""
+    """Return the sections of the autoencoder and the text encoder."""
     vae = [place / "vae"] if is_diffusers else [place / name for name in _AUTOENCODER_FILES]
     text = place / ("text_encoder" if is_diffusers else _TEXT_FILE)
     sections: dict[str, Any] = {}

@@ -33,7 +33,7 @@ from longtake.system.pretrained import open_pretrained
 
 
 def check_request(config: GenerateConfig) -> list[str]:
-    """Raises `UserError`, before a model is built, for impossible requests and missing files, all faults at once, by
+    """Raise `UserError`, before a model is built, for impossible requests and missing files, all faults at once, by
     the prompts, the references and the headers of the weights. Returns warnings, one line each."""
     faults: list[str] = []
     prompts = prompts_of(config, faults)
@@ -55,7 +55,7 @@ def check_request(config: GenerateConfig) -> list[str]:
 
 
 def _unread_negatives(prompts: Sequence[Prompt], config: GenerateConfig) -> list[str]:
-    """A line where negative prompts are written and no branch of guidance reads them."""
+    """Return a line where negative prompts are written and no branch of guidance reads them."""
     unread: dict[str, list[int]] = {}
     for prompt in prompts:
         option = own_config(prompt, config).sampling_option
@@ -167,7 +167,7 @@ def _gives_all(clip: Prompt, files: Sequence[str], config: GenerateConfig) -> It
 
 
 def _cut_references(prompts: Sequence[Prompt], config: GenerateConfig) -> Iterator[str]:
-    """A line for each reference that has fewer frames than a clip asks for, which takes those."""
+    """Yield a line for each reference that has fewer frames than a clip asks for, which takes those."""
     for prompt in prompts if config.law_of_family is not None else ():
         for clip in prompt.clips if prompt.refs else ():
             refs = refs_taken(clip, prompt.refs, config)
@@ -218,7 +218,7 @@ def _kind_fault(kind: str, config: GenerateConfig, carried: bool = False) -> str
 
 
 def _check_weights(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[str]:
-    """Compares the names and shapes in a file's header with the model's; returns warnings."""
+    """Compare the names and shapes in a file's header with the model's; return warnings."""
     if config.low_noise is not None and config.low_noise.from_pretrained is not None:
         with open_pretrained(config.of_low_noise().model, key=LOW_NOISE_KEY):
             pass  # opening compares

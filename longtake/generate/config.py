@@ -104,13 +104,13 @@ class GenerateConfig(SystemConfig):
         return next((kind for kind, frames in taken.items() if frames == [range(1)]), None)
 
     def _kinds_from_files(self) -> dict[str, tuple[Window, ...]]:
-        """The kinds that take frames of a file, each with those that it takes where a video is long enough."""
+        """Return the kinds that take frames of a file, each with those that it takes where a video is long enough."""
         law, long = self.law_of_family, self.ae.latent.pixel_frames(2**16)
         taken = {kind: law.windows(kind, self.ae.latent, long) for kind in self.kinds}
         return {kind: windows for kind, windows in taken.items() if windows}
 
     def of_stills(self) -> GenerateConfig:
-        """The generation of the images of `use_t2i2v`. Raises `ValueError` where its parts do not fit."""
+        """Return the generation of the images of `use_t2i2v`. Raises `ValueError` where its parts do not fit."""
         assert self.img_flux is not None, "checked by the schema"
         method = "distill" if "guidance" in self.img_flux.conditions else "i2v"
         option = {"resolution": self.img_resolution, "num_frames": 1, "guidance": self.guidance, "method": method}

@@ -16,7 +16,8 @@ from longtake.models.lora import LoraLinear
 
 
 def own_config(prompt: Prompt, config: GenerateConfig) -> GenerateConfig:
-    """The generation of one prompt. Raises `UserError`, without the row, for options that its model cannot make."""
+    """Return the generation of one prompt. Raises `UserError`, without the row, for options that its model
+    cannot make."""
     options = {key: value for key, value in prompt.options if key not in ("seed", "lora_strength")}
     if not options:
         return config
@@ -34,12 +35,12 @@ def own_config(prompt: Prompt, config: GenerateConfig) -> GenerateConfig:
 
 
 def seed_of(prompt: Prompt, usual: int) -> int:
-    """The seed of a prompt's first video."""
+    """Return the seed of a prompt's first video."""
     return int(_options(prompt).get("seed", usual))
 
 
 def suffix_of(prompt: Prompt, config: GenerateConfig) -> str:
-    """The suffix of a prompt's files."""
+    """Return the suffix of a prompt's files."""
     return ".png" if _options(prompt).get("num_frames", config.sampling_option.num_frames) == 1 else ".mp4"
 
 

@@ -32,17 +32,17 @@ class PromptLine:
 
 
 def is_comment(line: str) -> bool:
-    """True where a line is empty or begins with `#`."""
+    """Return True where a line is empty or begins with `#`."""
     return not line.strip() or line.lstrip().startswith("#")
 
 
 def has_options(text: str) -> bool:
-    """True where options stand behind a prompt."""
+    """Return True where options stand behind a prompt."""
     return _OPTION.search(text) is not None
 
 
 def read_line(line: str, number: int, faults: list[str]) -> PromptLine:
-    """The prompt of a line; what is wrong with its options is appended to `faults` with the line's number."""
+    """Return the prompt of a line; what is wrong with its options is appended to `faults` with the line's number."""
     text, *parts = _OPTION.split(f" {line.strip()}")
     prompt = PromptLine(text.strip())
     values: dict[str, str] = {}

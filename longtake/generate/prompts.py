@@ -62,7 +62,7 @@ def read_prompts(
     companions: Sequence[str] = (),
     scene_marks: tuple[str, str] | None = None,
 ) -> list[Prompt]:
-    """The prompts of a generation: `[start:end]` of all that are given, at most `limit`.
+    """Return the prompts of a generation: `[start:end]` of all that are given, at most `limit`.
 
     `prompt`: one or several, named `prompt_0000`, ...; or `file`: a `.csv` table with a column `text` and optional
     columns `name` (of the files), `neg` (negative prompt) and `ref` (images or videos separated by `;`, relative to the
@@ -110,7 +110,7 @@ def split_paths(text: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def in_one_sentence(place: str, faults: Sequence[str], fix: str) -> UserError:
-    """The error for several faults at once; `place` is empty where each fault names its own."""
+    """Return the error for several faults at once; `place` is empty where each fault names its own."""
     more = f"; and {len(faults) - _MAX_FAULTS} more" if len(faults) > _MAX_FAULTS else ""
     return UserError(f"{place}{': ' if place else ''}{'; '.join(faults[:_MAX_FAULTS])}{more}; {fix}")
 
@@ -141,7 +141,7 @@ def _from_file(
 
 
 def _from_lines(path: Path, text: str, faults: list[str]) -> list[Prompt]:
-    """The prompts of a text file, one a line, with the options behind them; faults of lines are appended."""
+    """Return the prompts of a text file, one a line, with the options behind them; faults of lines are appended."""
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if not is_comment(line)]
     prompts = []
     for row, (number, line) in enumerate(lines):
@@ -161,7 +161,7 @@ def _why_unread(error: OSError | ValueError) -> str:
 
 
 def _from_storyboards(path: Path, text: str, faults: list[str], scene_marks: tuple[str, str] | None) -> list[Prompt]:
-    """The prompts of a list of videos, each a list of scenes, one for each segment; `.jsonl`: a video a line.
+    """Return the prompts of a list of videos, each a list of scenes, one for each segment; `.jsonl`: a video a line.
 
     A scene is {"text": ..., "requires_scene_transition": false, "neg_text": null}. Where one that is not the first asks
     for a transition, a mark goes behind the text before it, and one before its own. Faults of scenes are appended to
@@ -220,7 +220,7 @@ def _scene_faults(scenes: Any) -> Iterator[str]:
 
 
 def _from_table(path: Path, text: str, faults: list[str], companions: Sequence[str]) -> list[Prompt]:
-    """The prompts of a table's rows; faults of rows are appended to `faults`."""
+    """Return the prompts of a table's rows; faults of rows are appended to `faults`."""
     data = text.replace("\r\n", "\n").encode()
     header = read_header(data, f"prompts = {str(path)!r}")
     columns = header.names
@@ -262,13 +262,14 @@ def _from_table(path: Path, text: str, faults: list[str], companions: Sequence[s
 
 
 def _beside(table: Path, cell: str) -> tuple[str, ...]:
-    """The files that a cell of a table names, relative to its folder where they are there."""
+    """Return the files that a cell of a table names, relative to its folder where they are there."""
     places = [Path(part).expanduser() for part in split_paths(cell)]
     return tuple(str(beside if (beside := table.parent / place).exists() else place) for place in places)
 
 
 def _option(key: str, text: str, row: int, faults: list[str]) -> int | float | str | None:
-    """The value in a cell of a column in `OPTIONS`; None with a fault where a number is missing or not finite."""
+    """Return the value in a cell of a column in `OPTIONS`; None with a fault where a number is missing or not
+    finite."""
     try:
         value = OPTIONS[key](text)
     except ValueError:
@@ -280,7 +281,7 @@ def _option(key: str, text: str, row: int, faults: list[str]) -> int | float | s
 
 
 def _share(text: str, place: str, faults: list[str]) -> float | None:
-    """A number from 0 to 1; None where nothing is written."""
+    """Return a number from 0 to 1; None where nothing is written."""
     try:
         if not text or 0 <= (share := float(text)) <= 1:
             return share if text else None

@@ -37,7 +37,7 @@ class Flags(NamedTuple):
 
 
 def read_flags(words: Sequence[str]) -> Flags:
-    """Replaces short flags by their keys, in order. Raises `UserError` where a flag and its key differ in value."""
+    """Replace short flags by their keys, in order. Raises `UserError` where a flag and its key differ in value."""
     own, tiny = take_tiny(words)
     overrides: list[str] = []
     given: dict[str, dict[str, str]] = {}  # key -> how it is spelled -> its last value
@@ -58,8 +58,8 @@ def read_flags(words: Sequence[str]) -> Flags:
 
 
 def read_generation(path: Path, overrides: Sequence[str], dialect: Dialect | None = None) -> Resolved[GenerateConfig]:
-    """A generation config with the origin of each value; `overrides` as for `resolve_source`. Raises `ConfigError`, and
-    `UserError` for `lora.strength` without adapters."""
+    """Return a generation config with the origin of each value; `overrides` as for `resolve_source`. Raises
+    `ConfigError`, and `UserError` for `lora.strength` without adapters."""
     words = read_flags(overrides)
     over = tiny_layers(load_config(path, [], dict[str, Any], dialect=dialect).tree) if words.tiny else ()
     resolved = load_config(path, words.overrides, GenerateConfig, over, dialect)
@@ -68,7 +68,7 @@ def read_generation(path: Path, overrides: Sequence[str], dialect: Dialect | Non
 
 
 def refuse_idle_strength(resolved: Resolved[GenerateConfig]) -> None:
-    """Raises `UserError` for `lora.strength` where there are no adapters."""
+    """Raise `UserError` for `lora.strength` where there are no adapters."""
     lora, weights = resolved.value.lora, resolved.value.model.from_pretrained
     place = resolved.origins.get("lora.strength")
     if lora is None or place is None or lora.from_pretrained is not None:
@@ -83,8 +83,8 @@ def refuse_idle_strength(resolved: Resolved[GenerateConfig]) -> None:
 
 
 def tiny_layers(tree: Mapping[str, Any], keep_model: bool = False) -> tuple[Layer, ...]:
-    """The overrides of `--tiny`, which shrink sampling defaults too; keep_model: the model is tiny already, and only
-    the videos shrink."""
+    """Return the overrides of `--tiny`, which shrink sampling defaults too; keep_model: the model is tiny already,
+    and only the videos shrink."""
     option = tree.get("sampling_option")
     whole = SamplingOption().model_dump() | (dict(option) if isinstance(option, Mapping) else {})
     layer = tiny_layer({**tree, "sampling_option": whole}, world_size())

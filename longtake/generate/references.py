@@ -44,9 +44,9 @@ def reference_faults(
 def known_pixels(
     paths: Sequence[str], windows: Sequence[Window], size: tuple[int, int], config: GenerateConfig
 ) -> tuple[Tensor, ...]:
-    """The frames of each window: uint8 or float32 `[3, T, H, W]`, resized to cover `size` and centre-cropped, as in
-    training; of a masked one the last of several files gives the last frame. What references do not give is 0. Raises
-    `UserError` for a file that cannot be read."""
+    """Return the frames of each window: uint8 or float32 `[3, T, H, W]`, resized to cover `size` and centre-cropped,
+    as in training; of a masked one the last of several files gives the last frame. What references do not give is 0.
+    Raises `UserError` for a file that cannot be read."""
     found = []
     for window in windows:
         parts = [(span, _pixels_of(files, one, size, config)) for span, one, files in pieces_of(window, paths)]
@@ -136,7 +136,7 @@ def _step(fps: float, config: GenerateConfig) -> float:
 
 
 def file_of(window: Window, paths: Sequence[str]) -> str:
-    """The file of a prompt that a window is taken from. Raises `ClipError` where there are too few."""
+    """Return the file of a prompt that a window is taken from. Raises `ClipError` where there are too few."""
     if window.reference is not None:
         if window.reference >= len(paths):
             raise ClipError(f"is 1 of {len(paths)} references, and number {window.reference + 1} is needed")

@@ -47,7 +47,7 @@ def prompts_of(config: GenerateConfig, faults: list[str] | None = None) -> list[
 
 
 def _continued(prompt: Prompt, config: GenerateConfig) -> Prompt:
-    """A prompt as its family reads it; one of one clip with `num_clips` of them, each from the one before."""
+    """Return a prompt as its family reads it; one of one clip with `num_clips` of them, each from the one before."""
     said = config.family.spoken(prompt.text, 1 if prompt.then else config.num_clips)
     prompt = replace(prompt, text=said.texts[0])
     if said.refs is not None:  # an empty one takes the default away
@@ -140,7 +140,7 @@ def brought_by(clip: Prompt, config: GenerateConfig) -> dict[str, Tensor]:
 
 
 def brought_file(one: Companion, path: str, config: GenerateConfig) -> Tensor:
-    """A file of a companion: pixels in [-1, 1], or numbers."""
+    """Return a file of a companion: pixels in [-1, 1], or numbers."""
     frames, *size = shape_of(config)
     if one.kind == "numbers":
         return torch.from_numpy(read_frame_numbers(path, np.arange(frames), one.width, one.header))
@@ -161,7 +161,7 @@ def whole_clip(config: GenerateConfig) -> Window:
 
 
 def strength_of(clip: Prompt, config: GenerateConfig) -> float:
-    """The share of noise that a clip begins from; of a later one only its row says it."""
+    """Return the share of noise that a clip begins from; of a later one only its row says it."""
     return clip.strength if clip.strength is not None else 1.0 if clip.carries else config.strength
 
 
@@ -170,7 +170,7 @@ def ratio_of(clip: Prompt, config: GenerateConfig) -> float:
 
 
 def refs_of(prompt: Prompt, config: GenerateConfig) -> tuple[str, ...]:
-    """The references of a prompt that are used."""
+    """Return the references of a prompt that are used."""
     unused = kind_of(prompt, config) == config.family.kind_of_nothing and strength_of(prompt, config) == 1
     return () if unused else prompt.refs
 
@@ -181,7 +181,8 @@ def kind_of(prompt: Prompt, config: GenerateConfig) -> str:
 
 
 def unused_paths(folder: Path, names: Sequence[str]) -> list[Path]:
-    """A path in the folder, which is made, for each file name, or with the first number that is free; all differ."""
+    """Return a path in the folder, which is made, for each file name, or with the first number that is free; all
+    differ."""
     taken: dict[Path, None] = {}
     for name in names:
         stem, _, suffix = name.rpartition(".")
@@ -191,7 +192,7 @@ def unused_paths(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def kind_folder(config: GenerateConfig) -> Path:
-    """The output folder of a generation's videos or stills."""
+    """Return the output folder of a generation's videos or stills."""
     kind = "image" if config.sampling_option.num_frames == 1 else "video"
     return Path(config.save_dir) / ("" if config.prompt_folders else f"{kind}_{config.sampling_option.resolution}")
 
@@ -204,8 +205,8 @@ def free_path(folder: Path, name: str, suffix: str, taken: Collection[Path] = ()
 
 
 def claim_path(path: Path) -> Path:
-    """The path to write to, numbered where another generation has taken the name; an empty `.txt` beside it reserves
-    it. Raises OSError."""
+    """Return the path to write to, numbered where another generation has taken the name; an empty `.txt` beside it
+    reserves it. Raises OSError."""
     while True:
         claimed = free_path(path.parent, path.stem, path.suffix)
         try:

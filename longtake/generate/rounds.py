@@ -17,8 +17,9 @@ _One = TypeVar("_One")
 
 
 def alike(videos: Sequence[Video]) -> list[list[Video]]:
-    """The videos in groups whose members can be made at once: with references or without, with the same clips, kinds of
-    known frames and options, so that all ranks run as many steps and guidance branches, by scales of one law."""
+    """Return the videos in groups whose members can be made at once: with references or without, with the same
+    clips, kinds of known frames and options, so that all ranks run as many steps and guidance branches, by scales of
+    one law."""
     groups: dict[Any, list[Video]] = {}
     for video in sorted(videos, key=lambda video: not video.refs):
         clips = ((one.strength, one.carries, one.kind, *(name for name, _ in one.brings)) for one in video.prompt.clips)
@@ -55,8 +56,8 @@ def degrees_of(config: GenerateConfig, mesh: Mesh) -> list[int]:
 def share_out(
     config: GenerateConfig, videos: Sequence[Video], world: World, say: Callable[[str], None]
 ) -> ParallelConfig:
-    """The degrees for these videos: the config's where it says some, else with as many sequence peers as the model
-    allows where videos are too few for all ranks at some time."""
+    """Return the degrees for these videos: the config's where it says some, else with as many sequence peers as the
+    model allows where videos are too few for all ranks at some time."""
     counts = [len(batches_of(group, config.batch_size, world.size)) for group in alike(videos)]
     if says_degrees(config) or not any(count % world.size for count in counts):
         return config.parallel

@@ -59,7 +59,7 @@ def open_system(
     kept: CaptionEncoders | None = None,
     parallel: ParallelConfig | None = None,
 ) -> System:
-    """Builds the model of a generation and loads its weights; with `offload_model` its parts stay in host memory until
+    """Build the model of a generation and loads its weights; with `offload_model` its parts stay in host memory until
     they are needed. `kept`: text encoders of an earlier system, reused where they are the same; `parallel`: degrees in
     place of the config's. Collective."""
     config = encoders_on_host(source.config) if source.config.offload_model else source.config
@@ -84,7 +84,7 @@ def open_system(
 
 
 def _load(system: System, source: GenerationSource, world: World, say: Say) -> None:
-    """Fills a denoiser from the checkpoint, where there is one, and says where its weights are from. Collective."""
+    """Fill a denoiser from the checkpoint, where there is one, and say where its weights are from. Collective."""
     if source.checkpoint is not None:
         part = load_weights(system, source.checkpoint, source.config.ema)
         world.on_all(lambda: check_loaded(system.denoiser, source.checkpoint))
@@ -102,8 +102,8 @@ def generate_from(
     progress: OnProgress | None = None,
     take: TakeFrames | None = None,
 ) -> list[Video]:
-    """A whole generation, see `generate`; with `use_t2i2v` images first, by a model that is freed before the video
-    model is built. Collective."""
+    """Return a whole generation, see `generate`; with `use_t2i2v` images first, by a model that is freed before the
+    video model is built. Collective."""
     config = source.config
     for line in source.notes:
         say(line)
@@ -124,7 +124,7 @@ def generate(
     videos: Sequence[Video] | None = None,
     take: TakeFrames | None = None,
 ) -> list[Video]:
-    """Makes and writes every video that the config asks for. Collective: each rank makes its share.
+    """Make and write every video that the config asks for. Collective: each rank makes its share.
 
     Files: `save_dir/{video|image}_{resolution}/{save_prefix}{name}[_{k}].mp4` (H.264) or `.png`, with the prompt as it
     was encoded in a `.txt` beside it; by `prompt_folders` `save_dir/prompt-{row}/{k}.mp4` and `prompt.txt`. A name
@@ -155,8 +155,9 @@ def generate(
 def make_stills(
     videos: Sequence[Video], config: GenerateConfig, world: World, say: Say = print, progress: OnProgress | None = None
 ) -> tuple[list[Video], CaptionEncoders | None]:
-    """The first frames of `use_t2i2v`, in `save_dir/generated_condition`: an image by `img_flux` for each video without
-    a reference. Returns the videos with these references, and the image model's text encoders. Collective."""
+    """Return the first frames of `use_t2i2v`, in `save_dir/generated_condition`: an image by `img_flux` for each
+    video without a reference. Returns the videos with these references, and the image model's text encoders.
+    Collective."""
     own = config.of_stills()
     folder, bare = Path(config.save_dir) / STILLS_FOLDER, [video for video in videos if not video.refs]
 
@@ -194,7 +195,7 @@ def make_all(
     degrees: Sequence[int] | None = None,
     take: TakeFrames | None = None,
 ) -> list[Video]:
-    """Samples and writes videos, in batches over the ranks; all are written when it returns, with their final paths,
+    """Sample and write videos, in batches over the ranks; all are written when it returns, with their final paths,
     which differ where another generation took a name meanwhile. Collective.
 
     Videos with and without references, of other chains, and of other options have rounds of their own. degrees: how
@@ -246,7 +247,8 @@ def make_all(
 def sample_batch(
     system: System, batch: Sequence[Video], config: GenerateConfig, on_step: Callable[[float], None] | None = None
 ) -> Tensor:
-    """A few videos at once: float32 `[B, 3, T, H, W]` in [-1, 1]. `on_step(share of all steps)` after each one."""
+    """Return a few videos at once: float32 `[B, 3, T, H, W]` in [-1, 1]. `on_step(share of all steps)` after
+    each one."""
     return torch.cat(list(stream_batch(system, batch, config, on_step)), dim=2)
 
 
@@ -264,19 +266,19 @@ def stream_batch(
 
 
 def read_video(path: Path) -> np.ndarray:
-    """The frames of a written video or still: uint8 `[T, H, W, 3]`."""
+    """Return the frames of a written video or still: uint8 `[T, H, W, 3]`."""
     return read_image(path) if path.suffix == ".png" else read_frames(path)
 
 
 def _collected(chunks: Iterator[Tensor], into: list[Tensor]) -> Iterator[Tensor]:
-    """The same chunks, which are also added to a list."""
+    """Yield the same chunks, which are also added to a list."""
     for chunk in chunks:
         into.append(chunk)
         yield chunk
 
 
 def _write(videos: Sequence[Video], chunks: Iterator[Tensor], config: GenerateConfig) -> list[Path]:
-    """Writes videos or stills from their chunks, none of which is kept, and returns their paths: numbered where a name
+    """Write videos or stills from their chunks, none of which is kept, and return their paths: numbered where a name
     is in use by now."""
     chunks = (_checked(videos, chunk) for chunk in chunks)
     first = _as_bytes(next(chunks))
@@ -307,7 +309,7 @@ def _write(videos: Sequence[Video], chunks: Iterator[Tensor], config: GenerateCo
 
 
 def _checked(videos: Sequence[Video], chunk: Tensor) -> Tensor:
-    """A chunk of videos. Raises `NotFiniteVideo`."""
+    """Return a chunk of videos. Raises `NotFiniteVideo`."""
     for video, pixels in zip(videos, chunk, strict=True):
         if not torch.isfinite(pixels).all():
             raise NotFiniteVideo(

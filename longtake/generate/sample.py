@@ -70,14 +70,14 @@ def shape_asked(config: SystemConfig, option: SamplingOption) -> tuple[int, int,
 
 
 def seeded_noise(seed: int, shape: tuple[int, int, int, int]) -> Tensor:
-    """The initial noise `[C, F, h, w]` of a seed, float32, the same on every machine and in every batch."""
+    """Return the initial noise `[C, F, h, w]` of a seed, float32, the same on every machine and in every batch."""
     return torch.from_numpy(normals(seed, 0, Purpose.SAMPLING, 0, 0, math.prod(shape))).reshape(shape)
 
 
 def sample_videos(
     system: System, requests: Sequence[Request], option: SamplingOption, on_step: OnStep | None = None
 ) -> Tensor:
-    """Makes one batch of videos as `stream_videos` does: float32 `[B, 3, T, H, W]` in [-1, 1], on the CPU."""
+    """Make one batch of videos as `stream_videos` does: float32 `[B, 3, T, H, W]` in [-1, 1], on the CPU."""
     return torch.cat(list(stream_videos(system, requests, option, on_step)), dim=2)
 
 
@@ -85,7 +85,7 @@ def sample_videos(
 def stream_videos(
     system: System, requests: Sequence[Request], option: SamplingOption, on_step: OnStep | None = None
 ) -> Iterator[Tensor]:
-    """Makes one batch of videos, in chunks of frames as they are decoded: float32 `[B, 3, t, H, W]` in [-1, 1], on the
+    """Make one batch of videos, in chunks of frames as they are decoded: float32 `[B, 3, t, H, W]` in [-1, 1], on the
     CPU.
 
     Steps of the chosen solver along the objective's time grid, guided by the text and by what the requests know; the
@@ -136,7 +136,7 @@ def stream_videos(
 
 
 def latents_at(system: System, requests: Sequence[Request], noise: Tensor, t: Tensor) -> Tensor:
-    """The start of video-to-video sampling: latents noised to time t [1], [B, C, F, h, w]."""
+    """Return the start of video-to-video sampling: latents noised to time t [1], [B, C, F, h, w]."""
     posterior = system.encoders.posterior(torch.stack([r.video for r in requests]))
     return system.objective.noised_at(drawn_latents(system, posterior, requests, _OF_VIDEO), noise, t)
 
@@ -144,8 +144,8 @@ def latents_at(system: System, requests: Sequence[Request], noise: Tensor, t: Te
 def guidance_scales(
     config: SystemConfig, option: SamplingOption, stills: bool, by_known: bool, noise_time: float = 1.0
 ) -> GuidanceScales:
-    """The guidance scales of an option; `stills`: single frames are known; `by_known`: they guide as the text does;
-    `noise_time`: the objective's."""
+    """Return the guidance scales of an option; `stills`: single frames are known; `by_known`: they guide as the text
+    does; `noise_time`: the objective's."""
     if option.method == "distill":
         return GuidanceScales(1.0)
     below = None
@@ -170,8 +170,8 @@ def branch_conditions(
     x: Tensor,
     known: Known | None,
 ) -> dict[str, Conditions]:
-    """The conditions of every branch of guidance that some step may need, for pixels (T, H, W) and x [B, C, F, h, w];
-    known: of the requests, None where nothing is."""
+    """Return the conditions of every branch of guidance that some step may need, for pixels (T, H, W) and x [B, C,
+    F, h, w]; known: of the requests, None where nothing is."""
     distilled = option.method == "distill"  # the guidance scale is a condition
     by_known = known is not None and system.config.family.guided_by_known
     texts: dict[str, list[Caption]] = {PROMPT: [final_prompt(system.config, r.text, shape[0]) for r in requests]}
@@ -218,8 +218,8 @@ def companions_of_requests(system: System, requests: Sequence[Request]) -> Condi
 def embed_prompts(
     system: System, lines: Sequence[Caption], num_frames: int, masks: Mapping[str, Tensor] = MappingProxyType({})
 ) -> Conditions:
-    """The text conditions of prompts for videos of so many frames; an empty one becomes what stands for no text in
-    training. `masks`: those of the prompts, which stay where what stands for no text has none of its own."""
+    """Return the text conditions of prompts for videos of so many frames; an empty one becomes what stands for no
+    text in training. `masks`: those of the prompts, which stay where what stands for no text has none of its own."""
     segments = system.config.sample_rules.segments
     each = lines if segments is None else [in_segments(line, segments(num_frames)) for line in lines]
     embedded = system.embed(each)
@@ -236,7 +236,8 @@ def embed_prompts(
 
 
 def in_segments(text: Caption, needed: int) -> tuple[str, ...]:
-    """A prompt for each segment of a video: a JSON array of them, or one for all. Raises `UserError` for others."""
+    """Return a prompt for each segment of a video: a JSON array of them, or one for all. Raises `UserError`
+    for others."""
     if isinstance(text, str) and not text.lstrip().startswith("["):
         return (text,) * needed
     try:
@@ -268,7 +269,7 @@ def known_of_requests(system: System, requests: Sequence[Request], shape: tuple[
 
 
 def with_noise(request: Request, shape: tuple[int, int, int]) -> Places:
-    """The places of a request, with the noise on given pixels (T, H, W) that they ask for, by its seed."""
+    """Return the places of a request, with the noise on given pixels (T, H, W) that they ask for, by its seed."""
     if not request.places.noise_level:
         return request.places
     numbers = normals(request.seed, 0, Purpose.KNOWN_NOISE, 0, 0, 3 * math.prod(shape)).reshape(3, *shape)
@@ -287,7 +288,7 @@ def edited(places: Places, ratio: float, num_latents: int) -> Places:
 def step_noise(
     requests: Sequence[Request], latent_shape: tuple[int, int, int, int], device: torch.device
 ) -> Callable[[int], Tensor]:
-    """The noise that a solver adds at a step: each request's own, by its seed, the same in every batch."""
+    """Return the noise that a solver adds at a step: each request's own, by its seed, the same in every batch."""
     count = math.prod(latent_shape)
 
     def noise(step: int) -> Tensor:
@@ -308,7 +309,8 @@ def drawn_latents(system: System, posterior: Mapping[str, Tensor], requests: Seq
 
 
 def final_prompt(config: SystemConfig, text: Caption, num_frames: int) -> Caption:
-    """The prompt as the model saw captions in training: with its frame rate (a still has none) and motion score."""
+    """Return the prompt as the model saw captions in training: with its frame rate (a still has none) and
+    motion score."""
     if not isinstance(text, str):
         return tuple(final_prompt(config, part, num_frames) for part in text)
     fps = fps_of(config, num_frames)
@@ -319,14 +321,14 @@ def final_prompt(config: SystemConfig, text: Caption, num_frames: int) -> Captio
 
 
 def fps_of(config: SystemConfig, num_frames: int) -> float | None:
-    """The frame rate of a generated video; a still has none."""
+    """Return the frame rate of a generated video; a still has none."""
     return config.fps_save if num_frames > 1 else None
 
 
 def sample_chains(
     system: System, chains: Sequence[Sequence[Request]], option: SamplingOption, on_step: OnStep | None = None
 ) -> list[Tensor]:
-    """Makes a batch of chains of clips, clip by clip; returns the video of each, float32 `[3, T, H, W]` in [-1, 1].
+    """Make a batch of chains of clips, clip by clip; return the video of each, float32 `[3, T, H, W]` in [-1, 1].
 
     A clip after the first that brings no pixels for a window takes them from its chain: at its head the last
     frames of the clip before, which its video shows once, faded into its own where these are not held; at its tail the
@@ -370,7 +372,7 @@ def joined(before: Tensor, after: Tensor, windows: Sequence[Window], latent: Lat
 
 
 def _continued(request: Request, first: Tensor, last: Tensor) -> Request:
-    """A request with what it takes from the first and the last clip of its chain so far: uint8 [3, T, H, W]."""
+    """Return a request with what it takes from the first and the last clip of its chain so far: uint8 [3, T, H, W]."""
     known = request.known or (None,) * len(request.places.windows)
     taken = [
         _carried(window, first, last) if own is None else own
@@ -380,7 +382,7 @@ def _continued(request: Request, first: Tensor, last: Tensor) -> Request:
 
 
 def _carried(window: Window, first: Tensor, last: Tensor) -> Tensor:
-    """The pixels of a window, from the first and the last clip of a chain so far."""
+    """Return the pixels of a window, from the first and the last clip of a chain so far."""
     if window.shown is None:
         return last[:, -len(window.pixels) :] if window.is_head else first[:, : len(window.pixels)]
     pixels = torch.zeros_like(last)

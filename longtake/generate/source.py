@@ -61,7 +61,7 @@ class GenerationSource:
 
 
 def resolve_source(run: str, overrides: Sequence[str], dialect: Dialect | None = None) -> GenerationSource:
-    """Reads what `run` names. The model's keys come from the run or exported file, the rest from `overrides`.
+    """Read what `run` names. The model's keys come from the run or exported file, the rest from `overrides`.
 
     `run`: a config file, a `.safetensors` file or folder written by `longtake checkpoint export`, or anything that
     `--load` takes. `overrides` may have short flags (`read.SHORT`) and `--tiny`, which skips weights of another size.
@@ -127,7 +127,7 @@ def trains_low_noise(checkpoint: Path) -> bool:
 
 
 def load_weights(system: System, checkpoint: Path, ema: bool) -> str:
-    """Loads the denoiser's weights from a checkpoint, averaged (EMA) where wanted and saved; returns the part of the
+    """Load the denoiser's weights from a checkpoint, averaged (EMA) where wanted and saved; return the part of the
     checkpoint that they are, such as "ema" or "model".
 
     Weights that the run did not train are loaded already, or come from its `frozen/`; adapters of
@@ -158,13 +158,13 @@ def load_weights(system: System, checkpoint: Path, ema: bool) -> str:
 
 
 def check_loaded(denoiser: nn.Module, checkpoint: Path) -> None:
-    """Raises `UserError` where this rank's part of a parameter holds NaN or infinity."""
+    """Raise `UserError` where this rank's part of a parameter holds NaN or infinity."""
     for name, parameter in denoiser.named_parameters():
         check_finite(local_tensor(parameter.data), str(checkpoint), name)
 
 
 def _check_given_adapters(lora: LoraConfig, own: bool, checkpoint: Path) -> None:
-    """Raises `UserError` where adapters of a file cannot be applied to a checkpoint; `own`: it has some itself."""
+    """Raise `UserError` where adapters of a file cannot be applied to a checkpoint; `own`: it has some itself."""
     if own:
         raise UserError(
             f"lora.from_pretrained = {lora.from_pretrained!r}: the run has adapters of its own; merge them first: "
@@ -198,7 +198,8 @@ def _resolve(
 
 
 def _untrained_notes(config: GenerateConfig, of_run: Mapping[str, Any]) -> tuple[str, ...]:
-    """A line for each length, size or shape of the videos that no bucket of the run has, with what it trained on."""
+    """Return a line for each length, size or shape of the videos that no bucket of the run has, with what it trained
+    on."""
     by_resolution = {name: shapes for name, shapes in trained_shapes(of_run).items() if shapes}
     every = set().union(*by_resolution.values())
     if not every:
@@ -225,14 +226,14 @@ def _shapes_of_rows(config: GenerateConfig) -> Iterator[tuple[int, int, int]]:
 
 
 def _listed(values: Iterable[int | str]) -> str:
-    """The first values in order, and how many more there are."""
+    """Return the first values in order, and how many more there are."""
     distinct = sorted(set(values))
     rest = len(distinct) - _MOST_LISTED
     return ", ".join(map(str, distinct[:_MOST_LISTED])) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _size_notes(resolved: Resolved[GenerateConfig], place: str) -> tuple[str, ...]:
-    """A line on which sizes of the videos come from `place`, the run's buckets; none where none does."""
+    """Return a line on which sizes of the videos come from `place`, the run's buckets; none where none does."""
     option = resolved.value.sampling_option
     sizes = {
         "resolution": option.resolution,

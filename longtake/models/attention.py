@@ -111,7 +111,7 @@ class MaskedAttention(Attention):
 
 
 def check_attention(wanted: Backend, device: torch.device, dtype: torch.dtype, head_dim: int) -> list[str]:
-    """The kernel that `model.attention = wanted` means on this device, for compute in `dtype` and heads of width
+    """Return the kernel that `model.attention = wanted` means on this device, for compute in `dtype` and heads of width
     `head_dim`, as lines for a log: its name, and on Hopper a warning where cuDNN's cannot run.
 
     "auto" on CUDA is PyTorch's own order of preference: cuDNN before FlashAttention-2 on Hopper and newer, from the
@@ -148,7 +148,7 @@ def check_attention(wanted: Backend, device: torch.device, dtype: torch.dtype, h
 
 
 def fault_of(backend: Backend, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-    """The reason why `backend` cannot compute attention on this CUDA device; None where it can."""
+    """Return the reason why `backend` cannot compute attention on this CUDA device; None where it can."""
     assert backend in get_args(Backend)
     if backend == "fa3" and torch.cuda.get_device_capability(device)[0] != 9:
         return "it is made for Hopper GPUs"
@@ -200,7 +200,7 @@ def _cudnn() -> int:
 
 
 def _release(package: str) -> int | None:
-    """The installed release of cuDNN's wheel, as the library counts."""
+    """Return the installed release of cuDNN's wheel, as the library counts."""
     try:
         major, minor, patch = map(int, version(package).split(".")[:3])
     except (PackageNotFoundError, ValueError):
@@ -213,7 +213,7 @@ def _first_line(text: str) -> str:
 
 
 def _sdpa_choice(device: torch.device, dtype: torch.dtype, head_dim: int) -> str:
-    """The kernel that `scaled_dot_product_attention` takes by itself."""
+    """Return the kernel that `scaled_dot_product_attention` takes by itself."""
     q, k, v = (x.transpose(1, 2) for x in _probe(device, dtype, head_dim))
     number = torch._fused_sdp_choice(q, k, v)
     return next((name for name, kernel in _SDPA.items() if int(kernel.value) == number), "math")

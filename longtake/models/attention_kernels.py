@@ -33,7 +33,7 @@ _BY_NUMBER: dict[int, Kernel] = {1: "flash", 2: "efficient", 3: "cudnn"}  # `SDP
 
 
 def kernel_of_block(q: Tensor, backend: Backend = "auto") -> Kernel:
-    """The kernel for one block of keys, where the run's attention is `backend`.
+    """Return the kernel for one block of keys, where the run's attention is `backend`.
 
     On CUDA the one that was chosen for the run: PyTorch's choice for "auto" and "sdpa"; cuDNN (up to head size 128) or
     FlashAttention-3 in half precision (head sizes 8, 16, ... 256), or the memory-efficient one, also in float32; else
@@ -55,8 +55,9 @@ def kernel_of_block(q: Tensor, backend: Backend = "auto") -> Kernel:
 
 
 def kernel_of_all(q: Tensor, k: Tensor, v: Tensor, backend: Backend) -> Kernel:
-    """The kernel for all keys at once: the one that `backend` names, by name or as `scaled_dot_product_attention` would
-    take for these tensors, were they to get gradients. The meta device stands for CUDA with FlashAttention-2."""
+    """Return the kernel for all keys at once: the one that `backend` names, by name or as
+    `scaled_dot_product_attention` would take for these tensors, were they to get gradients. The meta device stands
+    for CUDA with FlashAttention-2."""
     if backend in ("fa3", "math"):
         return backend
     if q.is_meta or (backend == "flash" and q.device.type == "cpu"):
@@ -150,7 +151,7 @@ def flash_attention_restored() -> Iterator[None]:
 
 
 def _use_flash_attention(which: Kernel, q: Tensor) -> None:
-    """Makes PyTorch's flash attention on CUDA FlashAttention-3 or, for any other kernel, its own FlashAttention-2.
+    """Make PyTorch's flash attention on CUDA FlashAttention-3 or, for any other kernel, its own FlashAttention-2.
 
     The choice holds for the whole process, so alternating between the two registers kernels each time.
     """

@@ -62,7 +62,7 @@ def _attention_backward(
 
 
 def _laid(x: Tensor, group: str) -> Tensor:
-    """A new tensor [B, l, N, K]; what comes from a ring has its heads before its tokens in memory."""
+    """Return a new tensor [B, l, N, K]; what comes from a ring has its heads before its tokens in memory."""
     if group:
         return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
     return x.new_empty(x.shape)

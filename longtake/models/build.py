@@ -60,12 +60,12 @@ class Denoiser(Protocol):
 
 
 def denoiser_class(config: Any) -> type[Any]:
-    """The class of a `model` section's denoiser, which the section names by `DENOISER` = "module:class"."""
+    """Return the class of a `model` section's denoiser, which the section names by `DENOISER` = "module:class"."""
     return _resolved(type(config).DENOISER)
 
 
 def build_denoiser(config: Any) -> nn.Module:
-    """The denoiser of a config on the current default device (`with torch.device("meta")` allocates nothing).
+    """Return the denoiser of a config on the current default device (`with torch.device("meta")` allocates nothing).
 
     Its parameters are not a run's values yet: fill them with `initial_values` or from a file.
     """

@@ -166,7 +166,8 @@ class CogVideoX(nn.Module):
         return config.num_attention_heads
 
     def initial_value(self, name: str, shape: Sequence[int], seed: int) -> Tensor:
-        """The initial value of the parameter `name`, whole, in fp32 on the default device: a function of (seed, name).
+        """Return the initial value of the parameter `name`, whole, in fp32 on the default device: a function of (seed,
+        name).
 
         Linear layers: uniform within +-1/sqrt(fan in); norms: one and zero; learned positions: the sines of the 2B
         model, zero for text. `init="zero_gate"`: modulation and last layer zero.
@@ -211,7 +212,7 @@ def fold_frames(x: Tensor, frames: int) -> Tensor:
 
 
 def unfold_frames(x: Tensor, num_frames: int, frames: int) -> Tensor:
-    """The inverse of `fold_frames`, cut to so many frames."""
+    """Return the inverse of `fold_frames`, cut to so many frames."""
     whole = x.unflatten(1, (-1, frames)).transpose(2, 3).flatten(2, 3)
     return whole[:, :, :num_frames].clone()  # FSDP2 warns of views
 

@@ -170,8 +170,8 @@ def _published_keys() -> list[str]:
 
 
 def section_of(published: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The `model` section of a folder's `config.json`; what channels beyond the latents' own are for follows from their
-    number and the model's embeddings. Raises `ValueError` for a model of another kind."""
+    """Return the `model` section of a folder's `config.json`; what channels beyond the latents' own are for follows
+    from their number and the model's embeddings. Raises `ValueError` for a model of another kind."""
     if (kind := published.get("_class_name")) != PUBLISHED_CLASS:
         raise ValueError(
             f"{place}: is the config of {kind}, not of a CogVideoX; give a folder of CogVideoX or CogVideoX-Fun"
@@ -200,7 +200,8 @@ def section_of(published: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def published_config(config: CogVideoXConfig) -> dict[str, Any]:
-    """The `config.json` of such a model's folder, for diffusers, or for CogVideoX-Fun where its positions are."""
+    """Return the `config.json` of such a model's folder, for diffusers, or for CogVideoX-Fun where its
+    positions are."""
     of_fun = {_OF_FUN: config.add_noise_in_inpaint_model} if config.positions == "fun" else {}
     positions = {"positions": "diffusers"} if config.visual in _KINDS_OF_FUN and not of_fun else {}
     return {

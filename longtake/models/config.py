@@ -62,7 +62,7 @@ class ModelSection(OpenSection):
     )
 
     def without_recomputation(self) -> Self:
-        """The same for a model of which no gradient is taken."""
+        """Return the same for a model of which no gradient is taken."""
         return self.model_copy(update={"recompute": "none"})
 
     @property
@@ -97,11 +97,11 @@ class ModelSection(OpenSection):
         """Latent frames, rows and columns of one token."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys as plain data, as PEFT asks for a model's config when it merges adapters."""
+        """Return the keys as plain data, as PEFT asks for a model's config when it merges adapters."""
         return self.model_dump()
 
     def refuse_channels(self, channels: int) -> None:
-        """Raises `ValueError` where the autoencoder's latents have other channels than the model."""
+        """Raise `ValueError` where the autoencoder's latents have other channels than the model."""
         if channels != self.latent_channels:
             raise ValueError(
                 f"model: takes latents of {self.latent_channels} channels, and those of ae have {channels}; "

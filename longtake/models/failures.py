@@ -10,7 +10,7 @@ Report = Callable[[str, str], None]  # called with the name of a candidate that 
 
 
 def failure_of(error: Exception, device: torch.device) -> str:
-    """The text of a candidate's error, where the device still works.
+    """Return the text of a candidate's error, where the device still works.
 
     After an illegal access every later call fails, wherever it is made. PyTorch raises `torch.AcceleratorError` for it;
     Triton and CUDA's libraries raise a plain RuntimeError, and the next synchronisation raises the former.
@@ -23,5 +23,5 @@ def failure_of(error: Exception, device: torch.device) -> str:
 
 
 def report_to(say: Callable[[str], None], subject: str) -> Report:
-    """Reports failures by lines of a log or a terminal."""
+    """Report failures by lines of a log or a terminal."""
     return lambda name, text: say(f"{subject}: {name} cannot be used: {text}")

@@ -30,8 +30,8 @@ def linear_uniform(name: str, shape: Sequence[int], fan_in: float, seed: int) ->
 
 
 def normal(name: str, shape: Sequence[int], std: float, seed: int) -> Tensor:
-    """Normal numbers of standard deviation `std`: fp32, on the default device. NumPy makes them, so keep it to small
-    parameters."""
+    """Return normal numbers of standard deviation `std`: fp32, on the default device. NumPy makes them, so keep it
+    to small parameters."""
     values = torch.from_numpy(random.parameter_normals(seed, name, math.prod(shape)))
     return values.mul_(std).view(*shape).to(torch.get_default_device())
 
@@ -80,7 +80,7 @@ def initial_values(model: nn.Module, name: str, seed: int) -> dict[str, Tensor]:
 
 
 def held_as(model: nn.Module, name: str, dense: Tensor) -> dict[str, Tensor]:
-    """The parameters, by name, that hold a dense value of the parameter `name`."""
+    """Return the parameters, by name, that hold a dense value of the parameter `name`."""
     layer, kind = _layer_of(model, name)
     if not hasattr(layer, "held_as"):
         return {name: dense}

@@ -29,7 +29,7 @@ class Law:
         }
 
     def __call__(self, sizes: Sizes) -> dict[Any, Any]:
-        """The numbers at these sizes, by name: a float, or an array where there are several."""
+        """Return the numbers at these sizes, by name: a float, or an array where there are several."""
         numbers = np.array(self._terms(sizes), float) @ self.factors
         plain = numbers.tolist()
         return {name: (plain if isinstance(at, int) else numbers)[at] for name, at in self._places.items()}
@@ -47,8 +47,8 @@ def fit(
     least: int | None = None,
     tolerance: float = 1e-4,
 ) -> Law:
-    """The law of what is measured at `points`: each number has as few of the terms, first ones first, as give it at all
-    points, which are more than the terms; where none do, the first three that come nearest.
+    """Return the law of what is measured at `points`: each number has as few of the terms, first ones first, as give it
+    at all points, which are more than the terms; where none do, the first three that come nearest.
 
     `least`: points after which none more is measured where all numbers are given; default: all.
     """
@@ -77,7 +77,7 @@ def fit(
 
 
 def _apart(table: np.ndarray) -> list[int]:
-    """The terms, columns of a table of points, that say more than those before them."""
+    """Return the terms, columns of a table of points, that say more than those before them."""
     apart: list[int] = []
     for i in range(table.shape[1]):
         columns = table[:, [*apart, i]]

@@ -159,7 +159,7 @@ def patchify(x: Tensor, patch: int) -> Tensor:
 
 
 def unpatchify(tokens: Tensor, size: Sequence[int], patch: int) -> Tensor:
-    """The inverse of `patchify`: tokens [B, L, C * p * p], size (F, h, w) of the latent -> [B, C, F, h, w].
+    """Return the inverse of `patchify`: tokens [B, L, C * p * p], size (F, h, w) of the latent -> [B, C, F, h, w].
 
     The result is contiguous and has memory of its own, for FSDP2 warns of model outputs that are views.
     """

@@ -54,7 +54,7 @@ class FrozenLinear(nn.Linear):
             parameter.requires_grad_(False)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """The weight [out, in], or the rows of it that the parameters at hand hold."""
+        """Return the weight [out, in], or the rows of it that the parameters at hand hold."""
         if self.kind is None:
             return self.weight.to(dtype)
         return quantized.dequantize(self.weight, self.weight_scale, self.kind, dtype)
@@ -66,7 +66,8 @@ class FrozenLinear(nn.Linear):
         return quantized.linear(x, self.weight, self.weight_scale, self.kind)
 
     def held_as(self, kind: str, dense: Tensor) -> dict[str, Tensor]:
-        """The parameters that hold a dense value of the parameter `kind`: codes and scales where it is quantized."""
+        """Return the parameters that hold a dense value of the parameter `kind`: codes and scales where it is
+        quantized."""
         if kind != "weight" or self.kind is None:
             return {kind: dense}
         codes, scale = quantized.quantize(dense.to(self.weight.device), self.kind, self.weight_scale.dtype)
@@ -109,7 +110,8 @@ class LoraLinear(FrozenLinear):
         return out if self.bias is None else out + self.bias
 
     def scaled(self, low: Tensor) -> Tensor:
-        """A x times alpha / rank, where that is cheapest; and times the strength where `joined` does not apply it."""
+        """Return a x times alpha / rank, where that is cheapest; and times the strength where `joined` does not apply
+        it."""
         return low * (self.scaling if self.magnitude is not None else self.scaling * self.strength)
 
     def joined(self, base: Tensor, delta: Tensor, factors: Tensor) -> Tensor:
@@ -151,7 +153,7 @@ def target_layers(
     usual: Sequence[str] = (),
     names: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> list[str]:
-    """The linear layers that `lora.targets` names, in the model's order; None: the `usual` ones that there are.
+    """Return the linear layers that `lora.targets` names, in the model's order; None: the `usual` ones that there are.
 
     A target is the name of a layer or of a module that holds layers, or the end of one. `names`: further names of
     layers, those in published files; a layer that joins several of theirs is reached by any. Raises `UserError` for a
@@ -208,7 +210,7 @@ def freeze(model: nn.Module, names: Mapping[str, object], dtype: torch.dtype) ->
 
 
 def frozen_names(model: nn.Module, frozen: Sequence[str], trained: Sequence[str] | None) -> list[str]:
-    """The parameters that the patterns `freeze` and `train_only` keep from training, in the model's order.
+    """Return the parameters that the patterns `freeze` and `train_only` keep from training, in the model's order.
 
     A pattern is a parameter's or module's name, `*` for anything. Raises `UserError` for one that names nothing, and
     where nothing would train.

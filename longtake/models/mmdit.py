@@ -151,7 +151,8 @@ class MMDiT(nn.Module):
         return config.num_heads
 
     def initial_value(self, name: str, shape: Sequence[int], seed: int) -> Tensor:
-        """The initial value of the parameter `name`, whole, in fp32 on the default device: a function of (seed, name).
+        """Return the initial value of the parameter `name`, whole, in fp32 on the default device: a function of (seed,
+        name).
 
         Linear layers: uniform within +-1/sqrt(fan in); norm scales: one; `cond_in`: zero, so that a model that learns
         conditions starts as one without. `init="zero_gate"`: modulation and last layer zero as well (DiT's adaLN-zero,

@@ -106,7 +106,7 @@ class SequencePlan:
 def check_conditions(
     model: str, needs: Mapping[str, tuple[int, ...]], conditions: Conditions, batch: int, remedies: Mapping[str, str]
 ) -> None:
-    """Raises `UserError` for a condition that is missing or has another shape than `needs` says, batch in front.
+    """Raise `UserError` for a condition that is missing or has another shape than `needs` says, batch in front.
 
     remedies: condition -> what to do where it is missing.
     """

@@ -45,7 +45,7 @@ def empty(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
 
 
 def check_width(kind: Kind, name: str, columns: int) -> None:
-    """Raises `UserError` where a layer's inputs do not make whole blocks."""
+    """Raise `UserError` where a layer's inputs do not make whole blocks."""
     if kind == "nf4" and columns % _BLOCK:
         raise UserError(
             f'lora.base = "nf4": the {columns} inputs of {name} do not divide by {_BLOCK}; choose "int8" or "fp8"'
@@ -71,7 +71,7 @@ def quantize(weight: Tensor, kind: Kind, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 def dequantize(codes: Tensor, scale: Tensor, kind: Kind, dtype: torch.dtype) -> Tensor:
-    """The weight [out, in] in `dtype`."""
+    """Return the weight [out, in] in `dtype`."""
     scale = scale.to(dtype)
     if kind == "nf4":
         codes = codes.to(torch.int32)

@@ -41,7 +41,7 @@ class Segments:
         return torch.cat(list(chain.from_iterable(zip(text.unbind(1), parts, strict=True))), 1)
 
     def part(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The inverse of `join`."""
+        """Return the inverse of `join`."""
         step, count = self.frames * self.frame, tokens.shape[1] // self.tokens
         parts = tokens.split([self.text, self.frame + step, *[self.text, step] * (count - 1)], 1)
         return torch.stack(parts[::2], 1), torch.cat(parts[1::2], 1)

@@ -101,7 +101,7 @@ class STDiT3(nn.Module):
         return self.all_channels(x, t, conditions)[:, : self.config.in_channels].contiguous()
 
     def all_channels(self, x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
-        """The same with every channel that the last layer gives: [B, out_channels, F, h, w]."""
+        """Return the same with every channel that the last layer gives: [B, out_channels, F, h, w]."""
         config, patch = self.config, self.config.patch_size[1]
         self._check_inputs(x, t, conditions)
         grid = layers.token_grid(x.shape[2:], patch)
@@ -159,7 +159,8 @@ class STDiT3(nn.Module):
         return config.num_heads
 
     def initial_value(self, name: str, shape: Sequence[int], seed: int) -> Tensor:
-        """The initial value of the parameter `name`, whole, in fp32 on the default device: a function of (seed, name).
+        """Return the initial value of the parameter `name`, whole, in fp32 on the default device: a function of (seed,
+        name).
 
         As published: linear layers Xavier-uniform without bias, tables normal; the last layers of temporal blocks and
         of the frame rate's embedder zero, so that each temporal block starts as the identity.

@@ -118,7 +118,7 @@ _OF_TRAINING = MappingProxyType(
 
 
 def section_of(published: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The `model` section of a folder's `config.json`. Raises `ValueError` for a model of another kind."""
+    """Return the `model` section of a folder's `config.json`. Raises `ValueError` for a model of another kind."""
     if (kind := published.get("model_type")) != PUBLISHED_TYPE:
         raise ValueError(f"{place}: is the config of {kind}, not of an STDiT3; give a folder of Open-Sora 1.2")
     for key, value in _FIXED.items():
@@ -129,7 +129,7 @@ def section_of(published: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def published_config(config: STDiT3Config) -> dict[str, Any]:
-    """The `config.json` of such a model's folder."""
+    """Return the `config.json` of such a model's folder."""
     return {
         "architectures": [PUBLISHED_TYPE],
         "model_type": PUBLISHED_TYPE,

@@ -81,7 +81,7 @@ class FramePositions(nn.Module):
 
 
 def frame_frequencies(head_dim: int) -> Tensor:
-    """The frequencies of those rotations, which published files hold: fp32 [K/2]."""
+    """Return the frequencies of those rotations, which published files hold: fp32 [K/2]."""
     return THETA ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
 
 
@@ -96,7 +96,7 @@ def place_positions(grid: Sequence[int], size: Tensor, config: STDiT3Config) -> 
 
 
 def sine_positions(grid: Sequence[int], width: int, side: Tensor | float) -> Tensor:
-    """The same where rows and columns are spread over 0 .. side: fp32 [S, width]. On the device of `side`."""
+    """Return the same where rows and columns are spread over 0 .. side: fp32 [S, width]. On the device of `side`."""
     side = torch.as_tensor(side, dtype=torch.float32)
     freqs = THETA ** (-torch.arange(0, width // 2, 2, dtype=torch.float32, device=side.device) / (width // 2))
     axes = []

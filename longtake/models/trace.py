@@ -217,7 +217,7 @@ def _joined(tensors: Sequence[Tensor], dim: int = 0, *, new_dim: bool) -> Tensor
 
 
 def _of_each(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The result of an operation on each number of these, where it is plain in which order it lies in memory."""
+    """Return the result of an operation on each number of these, where it is plain in which order it lies in memory."""
     try:
         shape = np.broadcast_shapes(*(one.shape for one in tensors))  # PyTorch's own imports sympy
     except ValueError:
@@ -261,7 +261,8 @@ def _is_in_order(x: Tensor) -> bool:
 
 
 def as_on_cuda(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A model on the meta device, to be traced: in the compute dtype, with attention by a kernel that a trace knows."""
+    """Return a model on the meta device, to be traced: in the compute dtype, with attention by a kernel that a trace
+    knows."""
     for p in model.parameters():
         if p.is_floating_point():
             p.data = p.data.to(dtype)

@@ -203,7 +203,7 @@ class TTT(nn.Module):
         return self.backward_gate(tokens, self.joined(back), runs)
 
     def one_way(self, tokens: Tensor, order: ScanOrder, direction: Direction) -> Tensor:
-        """The layer without its gate."""
+        """Return the layer without its gate."""
         return self.joined(self.scan(*self.heads(tokens), order, direction))
 
     def heads(self, x: Tensor) -> tuple[Tensor, ...]:

@@ -50,7 +50,7 @@ class _Rule:
         return _norm(z, z.shape[-1:], None, None, self.eps)
 
     def through_norm(self, grad: Tensor, z: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
-        """The gradient before the norm from the one after it."""
+        """Return the gradient before the norm from the one after it."""
         mask = [True, False, False]
         return torch.ops.aten.native_layer_norm_backward(grad, z, z.shape[-1:], mean, inverse, None, None, mask)[0]
 
@@ -59,7 +59,7 @@ def forward(
     q: Tensor, k: Tensor, target: Tensor, rate: Tensor, gamma: Tensor, beta: Tensor, state: Tensor, hidden: int,
     mini_batch: int, segment: int, keep: bool, eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The result [B, S, N, K], and with `keep` the packed networks before each segment [segments, B, N, P].
+    """Return the result [B, S, N, K], and with `keep` the packed networks before each segment [segments, B, N, P].
 
     state: packed [N, P]; hidden: M, 0 for a linear network; segment: mini-batches of one. Else as `ttt_scan`.
     """
@@ -120,7 +120,7 @@ def backward(
 
 
 def _learn(rule: _Rule, net: Net, keys: Tensor, targets: Tensor, rates: Tensor) -> Net:
-    """The networks [g + 1, X, ...] before each mini-batch [g, X, b, ...] of a segment, and after the last."""
+    """Return the networks [g + 1, X, ...] before each mini-batch [g, X, b, ...] of a segment, and after the last."""
     nets = tuple(part.new_empty(len(keys) + 1, *part.shape) for part in net)
     for whole, part in zip(nets, net, strict=True):
         whole[0] = part

@@ -264,7 +264,7 @@ def prepare_backward(
     MINI_BATCH: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
-    """Computes what `learn_backward` needs and no gradient of a network changes: z and v [steps, X, ROWS, K], and of an
+    """Compute what `learn_backward` needs and no gradient of a network changes: z and v [steps, X, ROWS, K], and of an
     MLP the hidden units, GELU's slope, `bend` (its second derivative times v @ W2.T) and v1 [steps, X, ROWS, M]."""
     program, step = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = step * tl.num_programs(0) + program

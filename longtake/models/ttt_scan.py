@@ -46,7 +46,7 @@ def ttt_scan(
     eps: float = 1e-8,
     body: Body = "auto",
 ) -> Tensor:
-    """Runs the inner network along the tokens; returns [B, S, N, K] in q's dtype.
+    """Run the inner network along the tokens; return [B, S, N, K] in q's dtype.
 
     q, k, target: [B, S, N, K]; `target` is what LN(net(k)) is to become, the value less the key. rate: [B, S, N], the
     inner learning rate of a token, already divided by K and by the mini-batch; or [B, S, N, b], the rate by which the
@@ -98,7 +98,8 @@ def _scan(
     q: Tensor, k: Tensor, target: Tensor, rate: Tensor, gamma: Tensor, beta: Tensor, state: Tensor, hidden: int,
     mini_batch: int, segment: int, keep: bool, eps: float, body: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The result, and the packed networks before each segment [segments, B, N, P] where backward will want them."""
+    """Return the result, and the packed networks before each segment [segments, B, N, P] where backward will
+    want them."""
     return _body(body).forward(q, k, target, rate, gamma, beta, state, hidden, mini_batch, segment, keep, eps)
 
 
@@ -201,7 +202,7 @@ def _flops_backward(grad: Sequence[int], *rest: Any, **named: Any) -> int:
 
 
 def _body(name: str) -> Any:
-    """The module with `forward` and `backward`; Triton is imported only where its kernels run."""
+    """Return the module with `forward` and `backward`; Triton is imported only where its kernels run."""
     if name == "chunked":
         return ttt_chunked
     from longtake.models import ttt_triton
@@ -220,7 +221,8 @@ def oracle(
     mini_batch: int,
     eps: float = 1e-8,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The formulas as they are written, differentiated by autograd: the result, and the last state [B, N, ...]."""
+    """Return the formulas as they are written, differentiated by autograd: the result, and the last state [B,
+    N, ...]."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     tokens = q.shape[1]
     # [C, B, N, b, K], rates [C, B, N, b, 1]
@@ -248,7 +250,8 @@ def _mini_batches(tensor: Tensor, mini_batch: int) -> Tensor:
 
 
 def _run(net: tuple[Tensor, ...], x: Tensor, learned: Learned = (), rates: Tensor | None = None) -> Tensor:
-    """The network at x; with `learned`, each row of x reads it as updated by rates of its own, [..., rows, b]."""
+    """Return the network at x; with `learned`, each row of x reads it as updated by rates of its own, [...,
+    rows, b]."""
     for i, (w, b) in enumerate(zip(net[::2], net[1::2], strict=True)):
         x = F.gelu(x, approximate="tanh") if i else x
         z = x @ w + b
@@ -272,7 +275,7 @@ def _learned(net: tuple[Tensor, ...], key: Tensor, goal: Tensor, gamma: Tensor, 
 
 
 def _updated(net: tuple[Tensor, ...], learned: Learned, rate: Tensor) -> tuple[Tensor, ...]:
-    """The network after one step by these gradients; rate [..., b, 1]."""
+    """Return the network after one step by these gradients; rate [..., b, 1]."""
     steps = [(x.mT @ (rate * u), (rate * u).sum(-2, keepdim=True)) for x, u in learned]
     return tuple(part - step for part, step in zip(net, chain.from_iterable(steps), strict=True))
 

@@ -177,7 +177,8 @@ class TTTVideo(nn.Module):
         return tuple(config.segment_frames * count + 1 for count in range(1, 7))
 
     def initial_value(self, name: str, shape: Sequence[int], seed: int) -> Tensor:
-        """The initial value of the parameter `name`, whole, in fp32 on the default device: a function of (seed, name).
+        """Return the initial value of the parameter `name`, whole, in fp32 on the default device: a function of (seed,
+        name).
 
         Linear layers: uniform within +-1/sqrt(fan in); inner networks and the weights of their rates: normal with
         deviation 0.02, their biases zero; gates 0.1; norms one and zero. `init="zero_gate"`: as CogVideoX's.

@@ -142,7 +142,8 @@ _FIXED = MappingProxyType(
 
 
 def sizes_of(published: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The sizes that a CogVideoX-5B's `config.json` gives this model. Raises `ValueError` for another model's."""
+    """Return the sizes that a CogVideoX-5B's `config.json` gives this model. Raises `ValueError` for another
+    model's."""
     section = section_of(published, place)
     for key, value in _FIXED.items():
         if section.get(key, value) != value:

@@ -170,7 +170,8 @@ class Wan(nn.Module):
         return config.num_attention_heads
 
     def initial_value(self, name: str, shape: Sequence[int], seed: int) -> Tensor:
-        """The initial value of the parameter `name`, whole, in fp32 on the default device: a function of (seed, name).
+        """Return the initial value of the parameter `name`, whole, in fp32 on the default device: a function of (seed,
+        name).
 
         As published: linear layers Xavier-uniform with zero bias, but for those of text and time, which are normal;
         modulations normal; the last layer zero.
@@ -226,7 +227,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def in_float32(sequence: nn.Sequential, x: Tensor) -> Tensor:
-    """The output of a sequence of layers, computed in float32 whatever the dtype of its weights."""
+    """Return the output of a sequence of layers, computed in float32 whatever the dtype of its weights."""
     for layer in sequence:
         if isinstance(layer, nn.Linear):
             x = linear_in_float32(layer, x)
@@ -236,7 +237,7 @@ def in_float32(sequence: nn.Sequential, x: Tensor) -> Tensor:
 
 
 def linear_in_float32(layer: nn.Linear, x: Tensor) -> Tensor:
-    """A layer with adapters or quantized weights computes as it does elsewhere."""
+    """Return a layer with adapters or quantized weights computes as it does elsewhere."""
     if type(layer) is not nn.Linear:
         return layer(x).to(x)
     dtype = wide(layer.weight.dtype)

@@ -180,8 +180,8 @@ _UNSUPPORTED = ("vace_layers", "vace_in_channels", "add_ref_conv", "add_control_
 
 
 def section_of(published: Mapping[str, Any], place: str, reads_clip: bool = False) -> dict[str, Any]:
-    """The `model` section of a folder's `config.json`, diffusers' or the authors', which does not name CLIP layers
-    (`reads_clip`). Raises `ValueError` for a model of another kind."""
+    """Return the `model` section of a folder's `config.json`, diffusers' or the authors', which does not name CLIP
+    layers (`reads_clip`). Raises `ValueError` for a model of another kind."""
     kind = published.get("_class_name")
     if kind not in (PUBLISHED_CLASS, OFFICIAL_CLASS):
         raise ValueError(f"{place}: is the config of {kind}, not of a Wan; give a folder of Wan 2.1 or 2.2")
@@ -229,7 +229,7 @@ def _of_official(published: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def published_config(config: WanConfig) -> dict[str, Any]:
-    """The `config.json` of such a model's folder, for diffusers."""
+    """Return the `config.json` of such a model's folder, for diffusers."""
     return {
         "_class_name": PUBLISHED_CLASS,
         **_FIXED,
@@ -239,7 +239,7 @@ def published_config(config: WanConfig) -> dict[str, Any]:
 
 
 def official_config(config: WanConfig) -> dict[str, Any]:
-    """The same for the authors' program, and for those that read its folders."""
+    """Return the same for the authors' program, and for those that read its folders."""
     kind = "i2v" if config.visual_channels else TI2V if config.known_frames else "t2v"
     return {
         "_class_name": OFFICIAL_CLASS,

@@ -63,7 +63,7 @@ class BlockCompiler:
     _kinds: dict[tuple[str, Level], _BlockKind] = field(default_factory=dict, repr=False)  # by list of blocks and level
 
     def prepare(self, model: nn.Module, cut: TokenCut | None = None) -> None:
-        """Sets the compiler up for the blocks of a model, whose tokens are cut by `cut`."""
+        """Set the compiler up for the blocks of a model, whose tokens are cut by `cut`."""
         if cut is not None:
             # What tensor peers gather once for several layers is no side effect that recomputation is to repeat.
             torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
@@ -74,8 +74,8 @@ class BlockCompiler:
         self.variants.update(dict.fromkeys(model.blocks, 0))
 
     def compile(self, forward: Forward, blocks: str, level: Level = "none") -> Forward:
-        """A block's forward compiled when it first runs. blocks: its list; level: that it runs at, if that is part of
-        its graphs."""
+        """Return a block's forward compiled when it first runs. blocks: its list; level: that it runs at, if that is
+        part of its graphs."""
         kind = self._kinds.get((blocks, level))
         if kind is None:
             kind = self._kinds[blocks, level] = _BlockKind(self, blocks, self._varying[blocks], self._cut, level)
@@ -102,12 +102,12 @@ class _BlockKind:
         self._has_warned = False
 
     def compile(self, forward: Forward) -> Forward:
-        """A block's forward that runs `forward` compiled."""
+        """Return a block's forward that runs `forward` compiled."""
         dynamic = None if self.compiler.dynamic else False
         return partial(self.run, forward, torch.compile(forward, backend=self._backend, dynamic=dynamic))
 
     def run(self, eager: Forward, compiled: Forward, *args: Any) -> Any:
-        """A block's forward: compiled, or eager where the shape is new and the limit is reached."""
+        """Return a block's forward: compiled, or eager where the shape is new and the limit is reached."""
         shape = self._shape_of(args)
         is_new = shape not in self._is_compiled
         if is_new:
@@ -123,7 +123,8 @@ class _BlockKind:
         return out
 
     def _shape_of(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """The facts by which a shape is known, the first whether it learns: the same on all ranks that share tokens."""
+        """Return the facts by which a shape is known, the first whether it learns: the same on all ranks that share
+        tokens."""
         learns = torch.is_grad_enabled()
         if self._cut is not None:
             return learns, args[0].shape[0], *self._cut.whole_lengths
@@ -179,7 +180,7 @@ def recompute_and_compile(
     }
 
     def at_level(level: Level, block: nn.Module, blocks: str, eager: Forward, plain: Forward) -> Forward:
-        """A block's forward at a level; `plain`: `eager`, compiled if blocks are."""
+        """Return a block's forward at a level; `plain`: `eager`, compiled if blocks are."""
         if level == "none":
             return none(plain)
         if level == "full":  # around a compiled block, which has the graph of "none"
@@ -238,7 +239,7 @@ def compile_layers(layers: Sequence[nn.Module]) -> None:
 
 
 def prepare_compiler(variants: int = 0) -> None:
-    """Sets Dynamo and Inductor up for this process; call it before anything is compiled.
+    """Set Dynamo and Inductor up for this process; call it before anything is compiled.
 
     variants: how often one function, which layers of one class share, may be recompiled; beyond Dynamo's own limit
     it gives the function up for good.
@@ -297,7 +298,7 @@ def missing_compiler(device: torch.device) -> str | None:
 
 
 def use_compile_cache(folder: str | Path) -> Path:
-    """Makes `folder` the cache of compiled code. Returns its absolute path.
+    """Make `folder` the cache of compiled code. Returns its absolute path.
 
     Code is run from the cache, so a folder that others can write to is refused. Raises `UserError` for that, and where
     the folder cannot be made.

@@ -78,5 +78,5 @@ def divisors(n: int) -> list[int]:
 
 
 def divisors_in_words(n: int) -> str:
-    """The same, for a sentence."""
+    """Return the same, for a sentence."""
     return ", ".join(map(str, divisors(n)))

@@ -20,7 +20,7 @@ EntryKey = tuple[str, int]  # of bucket_config: resolution name and frames key
 
 
 def check_bucket_sequence(config: ParallelConfig, sequence: int) -> None:
-    """Raises `UserError` for a degree at which `sequence` peers cannot be cut into subgroups.
+    """Raise `UserError` for a degree at which `sequence` peers cannot be cut into subgroups.
 
     A multiple of `sequence` counts as `sequence`, so that a run can continue with the same config on fewer peers.
     """
@@ -37,7 +37,7 @@ def check_bucket_sequence(config: ParallelConfig, sequence: int) -> None:
 def bucket_degrees(
     config: ParallelConfig, sequence: int, buckets: Iterable[Bucket], tokens: Callable[[Bucket], int]
 ) -> dict[EntryKey, int]:
-    """The sequence degree of every entry of the bucket table on a mesh of `sequence` peers.
+    """Return the sequence degree of every entry of the bucket table on a mesh of `sequence` peers.
 
     `tokens`: of one sample of a bucket, text included. `"auto"` takes the smallest degree at which no rank has more
     tokens of a micro-batch than it has of the largest entry at the whole degree.
@@ -106,11 +106,11 @@ class BucketPeers:
         return self.degree(bucket) * self.mesh.tensor
 
     def groups(self, bucket: Bucket) -> Subgroup:
-        """The ranks that share a micro-batch of `bucket` with this one."""
+        """Return the ranks that share a micro-batch of `bucket` with this one."""
         return self.by_degree[self.degree(bucket)]
 
     def use(self, degree: int) -> None:
-        """Makes the model's next forwards run at this degree."""
+        """Make the model's next forwards run at this degree."""
         tokens = self.by_degree[degree].tokens
         if self.cut is not None and tokens is not None and self.cut.peers is not tokens:
             self.cut.use(tokens)

@@ -54,7 +54,7 @@ class Lengths:
 
 
 def group_of(name: str) -> Group:
-    """The group that is called so."""
+    """Return the group that is called so."""
     return _counted.get(name) or _resolve_process_group(name)
 
 
@@ -69,7 +69,7 @@ def rank_in(group: Group) -> int:
 
 
 def gather_output(x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
-    """The last step of a cut forward: this rank's [B, l, D] -> [B, L, D] on every rank of `group`.
+    """Return the last step of a cut forward: this rank's [B, l, D] -> [B, L, D] on every rank of `group`.
 
     All ranks then compute the same loss. In backward each takes its share of the gradient times the number of ranks,
     since gradients of parameters are averaged over ranks, while those of peers are terms of one sum.
@@ -151,7 +151,7 @@ EXCHANGES = tuple(f"longtake.{name}.default" for name in ("between_peers", "halo
 
 @torch.library.custom_op("longtake::between_peers", mutates_args=())
 def _between_peers(x: Tensor, how: str, sizes: Sequence[Tensor], rows: int, columns: int, group: str) -> Tensor:
-    """The exchange of that name; rows, columns: dims 1 and 2 of its result, where it changes them."""
+    """Return the exchange of that name; rows, columns: dims 1 and 2 of its result, where it changes them."""
     peers = group_of(group)
     if how == "sum":
         return _all_reduce(x, peers)
@@ -256,8 +256,8 @@ _halo_between_peers.register_autograd(_differentiate_halo, setup_context=_save_h
 
 
 def sum_of_all(x: Tensor, group: Group, compiled: bool = False) -> Tensor:
-    """The sum of x over the ranks, on each of them; so is the gradient, of which each has a term. compiled: as compiled
-    code has it."""
+    """Return the sum of x over the ranks, on each of them; so is the gradient, of which each has a term. compiled:
+    as compiled code has it."""
     if compiled:
         return _between_peers(x, "sum", [], 0, 0, group.group_name)
     there = partial(_all_reduce, group=group)

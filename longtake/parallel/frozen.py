@@ -19,8 +19,8 @@ from longtake.parallel.world import World
 
 
 def frozen_mesh(world: World) -> DeviceMesh:
-    """The ranks that a frozen module is sharded over: those of a node (all, where nodes are unknown), since gathering
-    weights at every use is too slow between nodes. Collective."""
+    """Return the ranks that a frozen module is sharded over: those of a node (all, where nodes are unknown), since
+    gathering weights at every use is too slow between nodes. Collective."""
     node = world.node_size
     if node == world.size or world.size % node:
         return init_device_mesh(world.device.type, (world.size,))
@@ -57,7 +57,7 @@ class SynchronisedCalls:
         self._busy(1)
 
     def finish(self, stand_in: Callable[[], object]) -> None:
-        """Returns when every rank has finished."""
+        """Return when every rank has finished."""
         while self._busy(0):
             stand_in()
 
@@ -139,7 +139,7 @@ class _HostBlock:
         self.point_to(self.host)
 
     def point_to(self, memory: Tensor) -> None:
-        """Makes the unit's tensors views of `memory`, a copy of `host`."""
+        """Make the unit's tensors views of `memory`, a copy of `host`."""
         for tensor, view in zip(self._tensors, self._views(memory), strict=True):
             tensor.data = view
 

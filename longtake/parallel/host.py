@@ -17,7 +17,7 @@ _ALIGNMENT = 256  # bytes; where CUDA's own allocations begin
 
 
 def tune_host(threads: int | None) -> None:
-    """Sets the number of compute threads, and lets glibc keep up to 1 GiB of freed memory.
+    """Set the number of compute threads, and lets glibc keep up to 1 GiB of freed memory.
 
     By default it returns every large tensor to the system when it is freed: 3.6 times as many page faults, and 8 % of
     the speed, in training a small model on a CPU.
@@ -70,7 +70,7 @@ def unpin(place: int) -> None:
 
 
 def pinned_like(numbers: Tensor) -> Tensor:
-    """A little host memory for one copy of a device's numbers, from PyTorch's cache of pinned blocks.
+    """Return a little host memory for one copy of a device's numbers, from PyTorch's cache of pinned blocks.
 
     Blocks are powers of 2, and reused at once: right for what is copied in every step, wasteful for `host_memory`.
     """
@@ -99,7 +99,7 @@ class CopyStreams:
             self._to_device.wait_stream(torch.cuda.current_stream(self._device))
 
     def to_device(self, place: int, into: Tensor, host: Tensor) -> None:
-        """Starts to fill a place, once its last contents are released."""
+        """Start to fill a place, once its last contents are released."""
         if self._to_device is None:
             into.copy_(host)
             return
@@ -110,7 +110,7 @@ class CopyStreams:
             self._filled[place] = self._to_device.record_event()
 
     def wait_to_device(self, place: int) -> None:
-        """Makes the current stream wait until a place is filled."""
+        """Make the current stream wait until a place is filled."""
         if self._to_device is not None:
             torch.cuda.current_stream(self._device).wait_event(self._filled[place])
 
@@ -120,7 +120,7 @@ class CopyStreams:
             self._freed[place] = torch.cuda.current_stream(self._device).record_event()
 
     def to_host(self, place: int, host: Tensor, source: Tensor) -> None:
-        """Starts to copy a place back, once the current stream has finished with it."""
+        """Start to copy a place back, once the current stream has finished with it."""
         if self._to_host is None:
             host.copy_(source)
             return
@@ -130,7 +130,7 @@ class CopyStreams:
             self._freed[place] = self._to_host.record_event()
 
     def wait_to_host(self, place: int) -> None:
-        """Makes the current stream wait until a place is copied back, so that its memory may be freed."""
+        """Make the current stream wait until a place is copied back, so that its memory may be freed."""
         if self._to_host is not None:
             torch.cuda.current_stream(self._device).wait_event(self._freed[place])
 
@@ -140,12 +140,12 @@ class CopyStreams:
             self._to_host.synchronize()
 
     def send(self, host: Tensor) -> tuple[Tensor, torch.cuda.Event]:
-        """Starts a copy into new memory on the GPU; `host` must not change until the event behind it."""
+        """Start a copy into new memory on the GPU; `host` must not change until the event behind it."""
         with torch.cuda.stream(self._to_device):
             return host.to(self._device, non_blocking=True), self._to_device.record_event()
 
     def receive(self, sent: Tensor, copied: torch.cuda.Event) -> None:
-        """Makes such memory safe to use by the current stream from here on, without blocking.
+        """Make such memory safe to use by the current stream from here on, without blocking.
 
         It is marked as used by that stream: the allocator, which knows it as the way in's, would else give it to the
         next copy while a kernel still reads it.

@@ -42,7 +42,7 @@ class TokenPeers:
 
     @classmethod
     def counted(cls, sequence: int, tensor: int, attention: str, heads: int) -> TokenPeers:
-        """The first of so many peers, in groups that count what it would send (`CountedGroup`)."""
+        """Return the first of so many peers, in groups that count what it would send (`CountedGroup`)."""
         ulysses = ulysses_degree(attention, sequence, heads // tensor)
         sizes = (sequence * tensor, tensor, ulysses, sequence // ulysses, sequence)
         groups = (CountedGroup() if size > 1 else None for size in sizes)
@@ -112,7 +112,7 @@ class Mesh:
 
     @classmethod
     def create(cls, config: ParallelConfig, world: World) -> Mesh:
-        """Checks the degrees against the world. Collective. Raises `UserError` listing what would fit."""
+        """Check the degrees against the world. Collective. Raises `UserError` listing what would fit."""
         replicate, shard, sequence, tensor = resolve_degrees(config, world.size)
         node = world.node_size
         if node % tensor:
@@ -128,7 +128,7 @@ class Mesh:
         return cls(replicate, shard, sequence, tensor, world.rank, config, weights)
 
     def check_model(self, kind: type[Any], heads: int) -> None:
-        """Raises `UserError` where a denoiser class has no plan for these degrees or its heads do not divide."""
+        """Raise `UserError` where a denoiser class has no plan for these degrees or its heads do not divide."""
         plan = kind.sequence_plan
         if self.sequence > 1 and plan is None:
             raise UserError(f"parallel.sequence = {self.sequence}: this model has no plan for it; choose 1")
@@ -165,7 +165,8 @@ class Mesh:
         return _own_group([list(range(first, first + block)) for first in range(0, self.size, block)], backend)
 
     def token_peers(self, heads: int, sequence: int | None = None) -> TokenPeers:
-        """The ranks that compute a micro-batch together at a sequence degree that divides the mesh's (default: it).
+        """Return the ranks that compute a micro-batch together at a sequence degree that divides the mesh's (default:
+        it).
 
         At a smaller degree d the sequence peers fall into `sequence / d` subgroups, each with a micro-batch of its
         own. Collective over the world: every rank calls it with the same arguments, in the same order.
@@ -179,7 +180,7 @@ class Mesh:
         starts = range(0, self.size, block)
 
         def group(*ranks: Iterable[int]) -> dist.ProcessGroup | None:
-            """Groups of the first block of ranks, repeated for every block; the one that holds this rank."""
+            """Group of the first block of ranks, repeated for every block; the one that holds this rank."""
             return _own_group([[start + rank for rank in one] for start in starts for one in ranks])
 
         tensor = self.tensor

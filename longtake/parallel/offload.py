@@ -76,7 +76,7 @@ class BlockStore:
         return self.keep(tensor) if is_made else tensor
 
     def _put(self, call: _Call, tensor: Tensor) -> Tensor | _StoredTensor:
-        """A dense tensor; its strides are kept."""
+        """Return a dense tensor; its strides are kept."""
         offset = self.room.take(tensor.nbytes)
         if offset is None:
             return tensor
@@ -92,7 +92,7 @@ class BlockStore:
         return piece
 
     def _host(self, device: torch.device) -> Tensor:
-        """The whole buffer as bytes; pinned where the device is a GPU."""
+        """Return the whole buffer as bytes; pinned where the device is a GPU."""
         if self._memory is None:
             key = f"model.grad_ckpt_buffer_size = {self.room.num_bytes}"
             try:
@@ -115,8 +115,8 @@ class BlockStore:
 def offloaded_block(
     forward: Callable[..., Any], store: BlockStore, block: nn.Module | None = None
 ) -> Callable[..., Any]:
-    """A block's forward whose inputs are in `store` until backward; where `block` is given, whose forward is compiled,
-    what compiled code saves as well."""
+    """Return a block's forward whose inputs are in `store` until backward; where `block` is given, whose forward is
+    compiled, what compiled code saves as well."""
     return partial(_run_offloaded, forward, store, block)
 
 
@@ -156,7 +156,7 @@ class Room:
         return sum(end - offset for offset, end in self._taken.items())
 
     def take(self, num_bytes: int) -> int | None:
-        """The offset of a new range, or None where none fits."""
+        """Return the offset of a new range, or None where none fits."""
         size, start = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT, 0
         for offset, end in sorted(self._taken.items()):
             if offset - start >= size:
@@ -196,7 +196,7 @@ class _StoredTensor:
         self._here = None
 
     def come_back(self) -> None:
-        """Starts the copy back to the device, unless the tensor is there."""
+        """Start the copy back to the device, unless the tensor is there."""
         if self._here is None:
             self._here = torch.empty_like(self._host, device=self._device, pin_memory=False)
             self._streams.begin()
@@ -204,7 +204,7 @@ class _StoredTensor:
             self._wait = partial(self._streams.wait_to_device, self._place)
 
     def fetch(self) -> Tensor:
-        """The tensor on the device; those of the call before are prefetched."""
+        """Return the tensor on the device; those of the call before are prefetched."""
         self.come_back()
         self._wait()
         tensor, self._here = self._here, None

@@ -40,7 +40,7 @@ class OffloadedTensors:
         return sum(host.nbytes for host in self._host)
 
     def load(self) -> None:
-        """Copies the tensors to the device, ahead of the next computation on it, without blocking the host."""
+        """Copy the tensors to the device, ahead of the next computation on it, without blocking the host."""
         if self.on_device:
             return
         for host, storage in zip(self._host, self._storages, strict=True):

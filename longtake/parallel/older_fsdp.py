@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def mend_fsdp() -> None:
-    """Makes FSDP2 do what it does from 2.13 on, from its next use."""
+    """Make FSDP2 do what it does from 2.13 on, from its next use."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
     if torch.__version__ >= "2.13" or isinstance(_fsdp_param.nn, SimpleNamespace):

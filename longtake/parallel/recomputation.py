@@ -51,7 +51,8 @@ Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 
 def level_and_counts(model: Any) -> tuple[Level, tuple[int, ...]]:
-    """The level that a model section asks for, which may be "auto", and how many first blocks of each list have it.
+    """Return the level that a model section asks for, which may be "auto", and how many first blocks of each list have
+    it.
 
     Left out, it is "selective" for the blocks that `grad_ckpt_settings` names; given alone it is for all blocks.
     """
@@ -63,7 +64,7 @@ def level_and_counts(model: Any) -> tuple[Level, tuple[int, ...]]:
 
 
 def check_level(level: Level, compiled: bool, ranks: int) -> None:
-    """Raises `UserError` for a level that the blocks of a run cannot have. ranks: that share a micro-batch."""
+    """Raise `UserError` for a level that the blocks of a run cannot have. ranks: that share a micro-batch."""
     if not isinstance(level, float):
         return
     if not compiled:
@@ -79,23 +80,24 @@ def check_level(level: Level, compiled: bool, ranks: int) -> None:
 
 
 def level_setting(level: Level) -> str:
-    """A level as a setting of a run file."""
+    """Return a level as a setting of a run file."""
     return f"model.recompute = {level_text(level)}"
 
 
 def counts_setting(model: Any, counts: Sequence[int]) -> str:
-    """The settings by which so many first blocks of each list are recomputed, where a model section is as it is."""
+    """Return the settings by which so many first blocks of each list are recomputed, where a model section is
+    as it is."""
     setting = f"model.grad_ckpt_settings = {tuple(counts)}"
     return f"{setting} with {level_setting('selective')}" if model.recompute == "none" else setting
 
 
 def level_text(level: Level) -> str:
-    """The value of such a setting."""
+    """Return the value of such a setting."""
     return f"{level:g}" if isinstance(level, float) else f'"{level}"' if isinstance(level, str) else str(list(level))
 
 
 def levels_text(levels: Mapping[str, Level]) -> str:
-    """The level of each entry of a bucket table, by name, in one line."""
+    """Return the level of each entry of a bucket table, by name, in one line."""
     by_level: dict[Level, list[str]] = {}
     for name, level in levels.items():
         by_level.setdefault(level, []).append(name)
@@ -111,7 +113,7 @@ class CurrentLevel:
     levels: Mapping[EntryKey, Level] = field(default_factory=dict)  # by entry of the bucket table, where they differ
 
     def use(self, bucket: Bucket) -> None:
-        """Prepares for a micro-batch of `bucket`; one of no entry has the level that saves least."""
+        """Prepare for a micro-batch of `bucket`; one of no entry has the level that saves least."""
         if self.levels:
             least = max(self.levels.values(), key=NAMED_LEVELS.index)
             self.level = self.levels.get(bucket.entry, least)
@@ -155,9 +157,9 @@ def selective(forward: Forward, contexts: Callable[[], Contexts]) -> Forward:
 
 
 def selective_contexts(saved: Saved, cut: TokenCut | None = None, store: BlockStore | None = None) -> Any:
-    """The contexts in which selective blocks run and are recomputed: one object for all blocks of a list, because
-    blocks share a compiled graph only where this is the same. `store`: offloads what is saved, from blocks that are not
-    compiled."""
+    """Return the contexts in which selective blocks run and are recomputed: one object for all blocks of a list,
+    because blocks share a compiled graph only where this is the same. `store`: offloads what is saved, from blocks
+    that are not compiled."""
     contexts = partial(_selective_contexts, saved, None if cut is None else _UncachedCut(cut), store)
     # by this hash, equal in every process, the compiler finds in its cache what it made of a block
     contexts.cache_hash = repr((saved.attention, sorted(saved.sizes)))
@@ -196,14 +198,14 @@ class Saved:
     attention: bool = True  # False: its kernel is none of the operators that can be saved
 
     def has(self, name: Literal["attention"] | tuple[int, int] | None) -> bool:
-        """True for an output of this `saved_as` name that is saved. Compared by ==: under the compiler a size may be a
-        SymInt, which has no hash, where one process has compiled models of several sizes."""
+        """Return True for an output of this `saved_as` name that is saved. Compared by ==: under the compiler a size
+        may be a SymInt, which has no hash, where one process has compiled models of several sizes."""
         return self.attention if name == "attention" else any(name == size for size in self.sizes)
 
 
 def saved_by_list(model: nn.Module, level: Level, tensor: int = 1) -> dict[str, Saved]:
-    """The outputs that selective blocks of each list of a model save, at a tensor degree. Raises `UserError` for names
-    of no linear layer over tokens (`model.tensor_plan`)."""
+    """Return the outputs that selective blocks of each list of a model save, at a tensor degree. Raises `UserError`
+    for names of no linear layer over tokens (`model.tensor_plan`)."""
     names = level if isinstance(level, tuple) else ()
     sizes: dict[str, dict[str, tuple[int, int]]] = {blocks: {} for blocks in model.blocks}
     for pattern, split in (model.tensor_plan or {}).items() if names else ():
@@ -226,8 +228,8 @@ def saved_by_list(model: nn.Module, level: Level, tensor: int = 1) -> dict[str, 
 
 
 def saved_as(operation: Any, args: Sequence[Any]) -> Literal["attention"] | tuple[int, int] | None:
-    """The name by which `Saved` knows the output of an operation, by its kind and sizes alone, so that forward and
-    recomputation agree; None where the output is never saved."""
+    """Return the name by which `Saved` knows the output of an operation, by its kind and sizes alone, so that
+    forward and recomputation agree; None where the output is never saved."""
     if isinstance(operation, torch._ops.OpOverload) and operation.name() in MIXERS:
         return "attention"
     if operation in _ATTENTION:  # where gradients are off it is a part of something else

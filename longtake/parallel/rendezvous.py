@@ -40,7 +40,7 @@ def launched_as(environment: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def join(rank: int, size: int, timeout: datetime.timedelta, environment: Mapping[str, str]) -> dist.Store:
-    """The store of all processes, once each of them is here; rank 0 hosts it at MASTER_ADDR:MASTER_PORT.
+    """Return the store of all processes, once each of them is here; rank 0 hosts it at MASTER_ADDR:MASTER_PORT.
 
     Raises `UserError` where the port is taken, or processes are still missing after `timeout`.
     """
@@ -79,7 +79,7 @@ def join(rank: int, size: int, timeout: datetime.timedelta, environment: Mapping
 
 
 def is_torchrun(environment: Mapping[str, str]) -> bool:
-    """True under torchrun, whose agent starts all processes, stores their addresses and ends them."""
+    """Return True under torchrun, whose agent starts all processes, stores their addresses and ends them."""
     return "TORCHELASTIC_RUN_ID" in environment
 
 

@@ -47,7 +47,7 @@ def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Ten
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], group: Group, backend: Backend
 ) -> tuple[Tensor, Tensor]:
-    """The result [B, l, N, K] and the log-sum-exp of the scores [B, N, l]."""
+    """Return the result [B, l, N, K] and the log-sum-exp of the scores [B, N, l]."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, N, l, K]
     rank, num = rank_in(group), len(lengths)
     keys = torch.stack([k, v])
@@ -132,7 +132,7 @@ class _Transfer:
 
 
 def _pass_on(x: Tensor, tokens: int, group: Group, tag: int = 0) -> _Transfer:
-    """Starts sending x [2, B, N, l, K] to the next rank of the ring and receiving [2, B, N, tokens, K].
+    """Start sending x [2, B, N, l, K] to the next rank of the ring and receiving [2, B, N, tokens, K].
 
     Concurrent transfers need different tags (where the backend has tags: NCCL goes by order).
     """

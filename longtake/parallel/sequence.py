@@ -33,7 +33,7 @@ Exchanged = Exchange | Switch | Halo | Sum
 
 
 def cut_sequence(model: nn.Module, cut: TokenCut) -> None:
-    """Applies `model.sequence_plan`: from now on the peers of `cut` compute each forward together."""
+    """Apply `model.sequence_plan`: from now on the peers of `cut` compute each forward together."""
     plan = model.sequence_plan
     modules = dict(model.named_modules())
     for name, dim in plan.split.items():
@@ -56,7 +56,7 @@ def _note_units(cut: TokenCut, units: Mapping[str, str], model: nn.Module, args:
 
 
 def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
-    """The submodules whose names match a pattern of a plan, in which `*` is a number."""
+    """Return the submodules whose names match a pattern of a plan, in which `*` is a number."""
     found = [("", model)]
     for part in pattern.split("."):
         found = [
@@ -151,7 +151,7 @@ class AmongPeers(nn.Module):
         return to_tokens(out, sizes, heads, peers.everyone)
 
     def _run_heads(self, how: Exchange, offset: int, count: int, *args: Any) -> Tensor:
-        """The submodule with `count` of its heads."""
+        """Return the submodule with `count` of its heads."""
         whole = {name: p for name, p in self.inner.named_parameters(recurse=False) if name in how.of_heads}
         own = {name: p.narrow(0, offset, count) for name, p in whole.items()}
         return torch.func.functional_call(self.inner, own, args) if own else self.inner(*args)

@@ -25,7 +25,7 @@ UNIT_PARAMETERS = 4_000_000  # 8 MB in bf16
 
 
 def cut_model(model: nn.Module, mesh: Mesh, like: TokenCut | None = None) -> TokenCut | None:
-    """Applies sequence and tensor parallelism over the peers of `mesh`, in place; None where there are no peers.
+    """Apply sequence and tensor parallelism over the peers of `mesh`, in place; None where there are no peers.
     `like`: the cut of another model of the same class and sizes, which is then that of both.
 
     The model then takes the same inputs and returns the same prediction on all peers; it is cut as its `sequence_plan`
@@ -40,7 +40,7 @@ def cut_model(model: nn.Module, mesh: Mesh, like: TokenCut | None = None) -> Tok
 
 
 def cut_among(model: nn.Module, peers: TokenPeers, like: TokenCut | None = None) -> TokenCut:
-    """The same for peers that are known already, or that are counted alone (`TokenPeers.counted`)."""
+    """Return the same for peers that are known already, or that are counted alone (`TokenPeers.counted`)."""
     cut = TokenCut(peers, model.sequence_plan.tensor_units) if like is None else like
     cut_sequence(model, cut)
     if peers.tensor > 1:
@@ -141,7 +141,7 @@ def initialise_sharded(model: nn.Module, device: torch.device, seed: int, given:
 
 
 def own_part(value: Tensor, like: Tensor) -> Tensor:
-    """The part of a whole tensor that this rank holds of the sharded tensor `like`."""
+    """Return the part of a whole tensor that this rank holds of the sharded tensor `like`."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

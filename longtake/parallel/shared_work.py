@@ -39,7 +39,7 @@ class TileShare:
     device: torch.device
 
     def __call__(self, tiles: Sequence[Tile]) -> list[Tensor]:
-        """The results in order, each `[*shape]`, of `dtype` on the device. Collective over the group."""
+        """Return the results in order, each `[*shape]`, of `dtype` on the device. Collective over the group."""
         group = self.group()
         if group is None:
             return [tile.run() for tile in tiles]

@@ -34,7 +34,7 @@ Range = tuple[int, int]  # start, size
 
 
 def cut_layers(model: nn.Module, cut: TokenCut) -> None:
-    """Applies `model.tensor_plan`. Raises `UserError` where a part of a layer does not divide by the degree."""
+    """Apply `model.tensor_plan`. Raises `UserError` where a part of a layer does not divide by the degree."""
     peers, config = cut.peers, model.config
     for name, tokens in model.sequence_plan.entry.items():
         if name not in dict(model.named_modules()):
@@ -74,7 +74,7 @@ def cut_layers(model: nn.Module, cut: TokenCut) -> None:
 
 
 def _own_ranges(name: str, sizes: Sequence[int], num: int, index: int) -> tuple[Range, ...]:
-    """A peer's range in each part of a dim that is a concatenation of parts of these sizes."""
+    """Return a peer's range in each part of a dim that is a concatenation of parts of these sizes."""
     ranges, start = [], 0
     for size in sizes:
         if size % num:
@@ -98,7 +98,7 @@ class _RegionInput:
         self._left = 0  # of them that have yet to read it
 
     def read(self, x: Tensor) -> Tensor:
-        """The tokens of all peers that belong to this peer's x; x itself where every peer has it whole."""
+        """Return the tokens of all peers that belong to this peer's x; x itself where every peer has it whole."""
         if not self.split.tokens:
             return x
         if self._input is not x:
@@ -165,7 +165,7 @@ def _norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
 
 
 def _cut_arguments(cut: TokenCut, names: tuple[str, ...], module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The first arguments of a module, tokens [B, L, D], cut to this peer's part."""
+    """Return the first arguments of a module, tokens [B, L, D], cut to this peer's part."""
     own = [x.narrow(1, *cut.tensor_share(name)).clone() for name, x in zip(names, args, strict=False)]
     return *own, *args[len(own) :]
 

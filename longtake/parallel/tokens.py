@@ -72,11 +72,11 @@ class TokenCut:
         return self._now.peers
 
     def use(self, peers: TokenPeers) -> None:
-        """Makes `peers` compute the next forwards."""
+        """Make `peers` compute the next forwards."""
         self._now = _CutState(peers, {}, {}, {})
 
     def note(self, name: str, tokens: int) -> None:
-        """Records that the module `name` returned `tokens` tokens in this forward."""
+        """Record that the module `name` returned `tokens` tokens in this forward."""
         now = self._now
         if now.whole.get(name) != tokens:
             lengths = {other: of for other, of in now.lengths.items() if other != name}
@@ -125,7 +125,7 @@ class TokenCut:
         return torch.compiler.is_compiling() or self._compiled
 
     def note_units(self, units: Mapping[str, int]) -> None:
-        """Records the tokens per unit of these modules, cut between units only, and of units by their own names."""
+        """Record the tokens per unit of these modules, cut between units only, and of units by their own names."""
         if self._now.units != units:
             self._now = replace(self._now, units=units, lengths={})
 
@@ -145,11 +145,11 @@ class TokenCut:
         return [sum(self._share(name, i)[1] for name in names) for i in range(self.peers.sequence)]
 
     def sequence_sizes(self, names: Sequence[str]) -> list[int] | Lengths:
-        """The same, as compiled code has it where it is compiled."""
+        """Return the same, as compiled code has it where it is compiled."""
         return self._lengths(names, "sequence") if self.is_compiled else self.joined_sizes(names)
 
     def near_sizes(self, names: Sequence[str]) -> list[int] | Lengths:
-        """The same of the peers that deal heads among each other."""
+        """Return the same of the peers that deal heads among each other."""
         return self._lengths(names, "near") if self.is_compiled else self.joined_sizes(names)[self.peers.near]
 
     def ring_sizes(self, names: Sequence[str]) -> list[int] | Lengths:
@@ -212,7 +212,8 @@ class TokenCut:
         )
 
     def captured(self, inside: AbstractContextManager[Any] | None = None) -> _Captured:
-        """The lengths of this forward, as a reusable context that restores them; `inside`: one entered with it."""
+        """Return the lengths of this forward, as a reusable context that restores them; `inside`: one entered
+        with it."""
         return _Captured(self, self._now, inside or nullcontext())
 
 

@@ -39,7 +39,8 @@ class World:
 
     @classmethod
     def here(cls) -> World:
-        """The world of the default process group, for code that is not passed one; a single process without a group."""
+        """Return the world of the default process group, for code that is not passed one; a single process without a
+        group."""
         if not dist.is_initialized():
             return cls(0, 1, 0, torch.device("cpu"))
         return cls(dist.get_rank(), dist.get_world_size(), 0, torch.device("cpu"))
@@ -94,7 +95,7 @@ class World:
         return values
 
     def barrier(self) -> None:
-        """Waits until every rank is here."""
+        """Wait until every rank is here."""
         if self.size > 1:
             dist.barrier()
 
@@ -113,7 +114,7 @@ def _attempt(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """The error in a form that can be pickled."""
+    """Return the error in a form that can be pickled."""
     if isinstance(error, UserError):
         return UserError(str(error))
     return error if error is None or isinstance(error, OSError) else RuntimeError(f"{type(error).__name__}: {error}")
@@ -121,7 +122,7 @@ def _portable(error: Exception | None) -> Exception | None:
 
 @contextmanager
 def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterator[World]:
-    """Joins the processes that torchrun or the user started, or makes a world of one without network; leaves it at the
+    """Join the processes that torchrun or the user started, or make a world of one without network; leave it at the
     end.
 
     `device`: "auto" (CUDA where there is one), "cuda" or "cpu". Backend nccl on CUDA, gloo on the CPU.
@@ -181,7 +182,7 @@ def allocator_settings(environment: Mapping[str, str]) -> str | None:
 
 
 def _outlast_other_hosts() -> None:
-    """Keeps the processes of the first host alive a little longer than those of the others.
+    """Keep the processes of the first host alive a little longer than those of the others.
 
     torchrun there holds the store in which all hosts rendezvous at the end. If it exits before another host has its
     answer, that one prints a traceback of 30 lines over a successful run.
@@ -191,7 +192,7 @@ def _outlast_other_hosts() -> None:
 
 
 def _store_of_restart(restart: int, timeout: datetime.timedelta) -> dict[str, Any]:
-    """A namespace in torchrun's store for each restart of the processes.
+    """Return a namespace in torchrun's store for each restart of the processes.
 
     With a static rendezvous (`--master_addr`) the store outlives the processes, so restarted ones would find stale
     addresses.

@@ -13,12 +13,13 @@ MOST_SAMPLES = 4096  # of one micro-batch; more is never of use
 
 
 def largest_batch(work: Work, bucket: Bucket, layout: Layout, machine: Machine) -> int:
-    """The largest batch size of a bucket that fits; 0: none does. A level that is "auto" is "full" for it."""
+    """Return the largest batch size of a bucket that fits; 0: none does. A level that is "auto" is "full" for it."""
     return _most(lambda batch: machine.usable_bytes - work.memory(bucket, layout.least, batch).total, MOST_SAMPLES)
 
 
 def balanced_batch(work: Work, bucket: Bucket, layout: Layout, machine: Machine, most: int, limit: float) -> int:
-    """The largest batch size of a bucket, up to `most`, that takes no more than `limit` seconds; 0: none does."""
+    """Return the largest batch size of a bucket, up to `most`, that takes no more than `limit` seconds; 0:
+    none does."""
 
     def spare(batch: int) -> float:
         return limit - work.time(bucket, layout, machine, batch).seconds
@@ -27,7 +28,7 @@ def balanced_batch(work: Work, bucket: Bucket, layout: Layout, machine: Machine,
 
 
 def _most(spare: Callable[[int], float], most: int) -> int:
-    """The largest number up to `most` for which `spare`, which falls nearly evenly, is not below 0; 0: none."""
+    """Return the largest number up to `most` for which `spare`, which falls nearly evenly, is not below 0; 0: none."""
     left, tries = {number: spare(number) for number in (1, 2)}, 0
     while True:
         low = max((number for number in left if left[number] >= 0), default=0)

@@ -34,8 +34,8 @@ LAUNCH = 1 << 20  # launches are counted in so many parts, so that a fit does no
 
 
 def one_of_each_kind(config: Any, upkeep: Upkeep, compute_bytes: int) -> tuple[list[str], nn.Module]:
-    """The kind of each block, by the name of the first alike; and the model with one block of each kind in its lists,
-    twice, in the compute dtype."""
+    """Return the kind of each block, by the name of the first alike; and the model with one block of each kind in
+    its lists, twice, in the compute dtype."""
     whole = meta_model(config, upkeep, compute_bytes)
     first: dict[Any, str] = {}
     kinds = []
@@ -78,7 +78,7 @@ def _edge(tensor: Tensor) -> GradientEdge | None:
 
 
 def _weights_in_graph(edges: Iterable[GradientEdge | None]) -> dict[Any, nn.Parameter]:
-    """The weights behind these places of autograd's graph, by nodes of their own."""
+    """Return the weights behind these places of autograd's graph, by nodes of their own."""
     left = [edge.node for edge in edges if edge is not None]
     seen = {None, *left}
     while left:
@@ -176,7 +176,7 @@ class TracedBlocks:
             return out
 
         def micro_batch() -> Tensor:
-            """The loss, as a run makes it: of the latents and conditions then is left what backward needs."""
+            """Return the loss, as a run makes it: of the latents and conditions then is left what backward needs."""
             noised, conditions = self._inputs(point)
             prediction = self._model(noised.x, noised.t, conditions)
             found["beside"] = _made(trace)
@@ -201,8 +201,8 @@ class TracedBlocks:
         return found
 
     def _alone(self, kind: str, called: Any, handed: set[int], *, is_first: bool = False) -> tuple[dict[Any, Any], Any]:
-        """The numbers of one block by itself, called with tensors like these, and what its outputs are like; `handed`:
-        ids of those that come from the block before; is_first: nothing of what they come from trains."""
+        """Return the numbers of one block by itself, called with tensors like these, and what its outputs are like;
+        `handed`: ids of those that come from the block before; is_first: nothing of what they come from trains."""
 
         def own(tensor: Tensor) -> Tensor:
             if id(tensor) not in known:
@@ -263,7 +263,7 @@ class _Like:
         return cls(tensor.shape, tensor.dtype, tensor.requires_grad)
 
     def made(self) -> Tensor:
-        """A tensor like it that comes from nowhere, and is gone when nothing needs it any more."""
+        """Return a tensor like it that comes from nowhere, and is gone when nothing needs it any more."""
         anchor = torch.empty((), device="meta", requires_grad=self.requires_grad)
         return _FromNowhere.apply(anchor, self.shape, self.dtype)
 

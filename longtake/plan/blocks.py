@@ -205,10 +205,10 @@ def _traced_blocks(
 
 @lru_cache(maxsize=64)
 def _compiled_shares(run: TracedBlocks, budget: float, *facts: Any) -> Mapping[str, Sequence[float]]:
-    """The share of an eager block's bytes that a compiled one saves, and how many next to it; the shares that forward
-    and backward move, and the shares of matmuls and of attention that backward repeats for a budget. By kind; they are
-    nearly the same at all sizes, because all grow with the tokens, so they are traced at one. facts: all that this
-    depends on."""
+    """Return the share of an eager block's bytes that a compiled one saves, and how many next to it; the shares that
+    forward and backward move, and the shares of matmuls and of attention that backward repeats for a budget. By
+    kind; they are nearly the same at all sizes, because all grow with the tokens, so they are traced at one. facts:
+    all that this depends on."""
 
     def look() -> dict[str, Sequence[float]]:
         batch, frames, *grid = _POINTS[True, True][1]
@@ -228,8 +228,8 @@ def _compiled_shares(run: TracedBlocks, budget: float, *facts: Any) -> Mapping[s
 
 @lru_cache(maxsize=256)
 def _law(run: TracedBlocks, many: bool, moving: bool, left: int) -> Law:
-    """The law of one or several samples, of one or several frames, of which so many are left over where peers share
-    them: what the first peer has follows by a polynomial only where as many are."""
+    """Return the law of one or several samples, of one or several frames, of which so many are left over where peers
+    share them: what the first peer has follows by a polynomial only where as many are."""
     points = _POINTS[many, moving]
     if moving:
         peers = run.frame_peers

@@ -39,7 +39,7 @@ class Failures:
         return max(daly, self.write, 1.0)
 
     def goodput(self, interval: float) -> float:
-        """The share of time in steps that count, with a checkpoint every so many seconds: 0 to 1.
+        """Return the share of time in steps that count, with a checkpoint every so many seconds: 0 to 1.
 
         Of an interval and its stall, which are begun anew until no interruption falls into them (Daly, equation 20).
         """
@@ -68,7 +68,7 @@ def forecast_failures(plan: RunPlan) -> Failures:
 
 
 def failure_words(plan: RunPlan) -> str:
-    """The interruptions to be expected, the best interval between checkpoints and the goodput, in one line."""
+    """Return the interruptions to be expected, the best interval between checkpoints and the goodput, in one line."""
     failures, machine = forecast_failures(plan), plan.machine
     step, every = plan.forecast.step_seconds, plan.work.config.ckpt_every
     best = max(1, round(failures.interval / step)) if step else 1
@@ -85,7 +85,7 @@ def failure_words(plan: RunPlan) -> str:
 
 
 def failures_json(plan: RunPlan) -> dict[str, float]:
-    """The same as plain data: seconds, interruptions a day, shares."""
+    """Return the same as plain data: seconds, interruptions a day, shares."""
     failures, step, every = forecast_failures(plan), plan.forecast.step_seconds, plan.work.config.ckpt_every
     return {
         "interruptions_a_day": _DAY / failures.between,

@@ -88,8 +88,8 @@ class Layout:
         return self.sequence * self.tensor
 
     def at_degree(self, sequence: int) -> Layout:
-        """The layout as a bucket sees it that runs at a smaller sequence degree: its subgroups read different data
-        while weights stay spread over as many ranks."""
+        """Return the layout as a bucket sees it that runs at a smaller sequence degree: its subgroups read different
+        data while weights stay spread over as many ranks."""
         return replace(self, sequence=sequence, shard=self.shard * self.sequence // sequence)
 
 

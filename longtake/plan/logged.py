@@ -33,8 +33,8 @@ class Logged:
 def compare_with_log(
     plan: RunPlan, lines: Sequence[Mapping[str, Any]], left_out: Collection[int] = ()
 ) -> Logged | None:
-    """The steps of a `metrics.jsonl`, waiting for data apart, but for those `left_out` by number, against the forecast
-    of the longest of their buckets; None where there are too few."""
+    """Return the steps of a `metrics.jsonl`, waiting for data apart, but for those `left_out` by number, against the
+    forecast of the longest of their buckets; None where there are too few."""
     work, layout, machine = plan.work, plan.layout, plan.machine
     update, buckets = update_seconds(work.model, layout, machine), {one.name: one for one in work.rule.buckets}
     ratios: dict[EntryKey, list[float]] = defaultdict(list)
@@ -50,7 +50,7 @@ def compare_with_log(
 
 
 def compare_with_probe(plan: RunPlan, probed: Sequence[Probed]) -> Logged | None:
-    """The micro-batches of a probe that did not run out of memory; None without any."""
+    """Return the micro-batches of a probe that did not run out of memory; None without any."""
     work, ratios = plan.work, defaultdict(list)
     for one in probed:
         for step in one.tries:
@@ -68,7 +68,7 @@ def _spread(ratios: Mapping[EntryKey, list[float]], said: str) -> Logged:
 
 
 def as_logged(plan: RunPlan, logged: Logged) -> RunPlan:
-    """The plan with its step and stage by the log; entries that no step was of by the median of all."""
+    """Return the plan with its step and stage by the log; entries that no step was of by the median of all."""
     factors = dict.fromkeys((bucket.entry for bucket in plan.work.entries), logged.middle) | dict(logged.entries)
     return replace(plan, forecast=forecast_stage(plan.work, plan.layout, plan.machine, plan.report, factors))
 

@@ -44,8 +44,8 @@ _CHAIN = 100  # small kernels in a row
 
 
 def measure_rates(plan: RunPlan, world: World, say: Callable[[str], None]) -> Rates:
-    """The rates of this process's device at the run's costliest shapes; that of links where several processes run.
-    `say` prints why a kernel fails. Collective."""
+    """Return the rates of this process's device at the run's costliest shapes; that of links where several processes
+    run. `say` prints why a kernel fails. Collective."""
     work, device = plan.work, world.device
     if device.type == "cpu":
         tune_host(work.config.cpu_threads)
@@ -99,7 +99,7 @@ def words_of_here(work: Work) -> str | None:
 
 
 def device_named(gpu: str, measures: bool = False) -> Gpu:
-    """A kind of GPU; or this machine's processor, whose peak is what products were measured to reach. Raises
+    """Return a kind of GPU; or this machine's processor, whose peak is what products were measured to reach. Raises
     `UserError` for one that was not measured, unless it is about to be."""
     if gpu != CPU:
         return gpu_named(gpu)
@@ -147,14 +147,14 @@ def _operations(plan: RunPlan, bucket: Any, layout: Any) -> dict[str, Counter[An
 
 
 def operations_of(model: nn.Module, x: Tensor, conditions: Conditions) -> dict[str, Counter[Any]]:
-    """The same of a denoiser and its input [B, C, F, h, w] on the meta device."""
+    """Return the same of a denoiser and its input [B, C, F, h, w] on the meta device."""
     with torch.no_grad(), _Operations(model) as trace:
         model(x, x[:, 0, 0, 0, 0], conditions)
     return trace.seen
 
 
 def _products(seen: Counter[Any], device: torch.device, dtype: torch.dtype, time_of: Callable[..., float]) -> float:
-    """The products of most FLOPs, forward and for both gradients."""
+    """Return the products of most FLOPs, forward and for both gradients."""
     done = taken = 0.0
     for (m, k, n), flops in seen.most_common(_PRODUCTS):
         rows = max(1, min(m, int(_MOST_FLOPS[device.type] / (2 * k * n))))
@@ -164,7 +164,8 @@ def _products(seen: Counter[Any], device: torch.device, dtype: torch.dtype, time
 
 
 def product_calls(rows: int, k: int, n: int, device: torch.device, dtype: torch.dtype) -> list[Callable[[], Tensor]]:
-    """A product [rows, k] x [k, n] of a linear layer, and those of the gradients of its input and of its weight."""
+    """Return a product [rows, k] x [k, n] of a linear layer, and those of the gradients of its input and of
+    its weight."""
     x, w, y = (torch.randn(*size, device=device, dtype=dtype) for size in ((rows, k), (n, k), (rows, n)))
     return [lambda: x @ w.t(), lambda: y @ w, lambda: y.t() @ x]
 
@@ -303,5 +304,5 @@ def _seconds(device: torch.device, run: Callable[[], Any]) -> float:
 
 
 def _typical(seconds_of: Callable[[Callable[[], Any]], float], run: Callable[[], Any]) -> float:
-    """The median of a few calls, after one."""
+    """Return the median of a few calls, after one."""
     return median([seconds_of(run) for _ in range(1 + _CALLS)][1:])

@@ -37,7 +37,7 @@ class Memory:
         return sum(getattr(self, field.name) for field in fields(self))
 
     def parts(self) -> dict[str, int]:
-        """The parts by name, in order."""
+        """Return the parts by name, in order."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
@@ -80,8 +80,8 @@ _Moment = tuple[int, float, float]  # bytes of gradients, of gathered weights an
 
 
 def _forward_and_backward(config: Any, weights: Weights, batch: MicroBatch, layout: Layout) -> Iterator[_Moment]:
-    """The moments of one micro-batch that may be the worst: the end of forward, and two in backward of each block and
-    of the rest: that of most activations, and that in which gradients are summed."""
+    """Yield the moments of one micro-batch that may be the worst: the end of forward, and two in backward of each
+    block and of the rest: that of most activations, and that in which gradients are summed."""
     compute, alone = layout.compute_bytes, layout.weight_shards == 1
     gradient_bytes = 0 if layout.offload else layout.upkeep.master_bytes
     cast = layout.upkeep.master_bytes if layout.upkeep.master_bytes != layout.reduce_bytes else 0
@@ -145,7 +145,7 @@ class Placed:
 
 
 def placed_blocks(config: Any, batch: MicroBatch, layout: Layout) -> list[Placed]:
-    """The blocks of a micro-batch, in the order of the forward; those alike are one object."""
+    """Return the blocks of a micro-batch, in the order of the forward; those alike are one object."""
     counts, level, room = block_counts(config), layout.level, layout.buffer_bytes
     first = layout.remat or (0,) * len(counts)
     outputs = {} if level in ("none", "full") else saved_outputs(config, level, layout.tensor)

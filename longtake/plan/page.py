@@ -71,7 +71,7 @@ def _figures(plan: RunPlan, price: float | None) -> Iterator[tuple[str, str]]:
 
 
 def _misfit(plan: RunPlan) -> dict[str, object] | None:
-    """The worst entry that does not fit, and what makes all fit; None where all do."""
+    """Return the worst entry that does not fit, and what makes all fit; None where all do."""
     if not plan.misfits:
         return None
     worst = plan.misfits[0]
@@ -90,7 +90,8 @@ def _misfit(plan: RunPlan) -> dict[str, object] | None:
 
 
 def _entries(plan: RunPlan) -> dict[str, object]:
-    """The table of all entries by resolution, the worst first, with bars of one scale; and what its notes need."""
+    """Return the table of all entries by resolution, the worst first, with bars of one scale; and what its
+    notes need."""
     usable = plan.machine.usable_bytes
     needs = [entry.memory.total for entry in plan.entries]
     whole = min(max([1.1 * usable, *needs]), _MOST_OVER * usable)

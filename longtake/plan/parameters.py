@@ -88,7 +88,7 @@ def count_weights(
 
 
 def block_names(config: Any) -> list[str]:
-    """The names of a denoiser's repeated blocks, in the order of the forward."""
+    """Return the names of a denoiser's repeated blocks, in the order of the forward."""
     return [f"{blocks}.{i}" for blocks, count in block_counts(config).items() for i in range(count)]
 
 
@@ -122,8 +122,8 @@ def compute_dtype(compute_bytes: int) -> torch.dtype:
 
 
 def meta_model(config: Any, upkeep: Upkeep, compute_bytes: int) -> nn.Module:
-    """The model as it trains, adapters and all, on the meta device: to be looked at and not changed. Raises `UserError`
-    as the run would."""
+    """Return the model as it trains, adapters and all, on the meta device: to be looked at and not changed. Raises
+    `UserError` as the run would."""
     return _meta_model(config, upkeep.lora, upkeep.freeze, upkeep.train_only, compute_bytes)
 
 

@@ -102,8 +102,8 @@ def probe_entries(plan: RunPlan, measure: Measure, memory_known: bool = True) ->
 
 
 def as_measured(plan: RunPlan, probed: Sequence[Probed]) -> RunPlan:
-    """The plan with its step and stage by measured micro-batches, those of each entry at the batch size nearest to its
-    own; encoding and the update are as forecast."""
+    """Return the plan with its step and stage by measured micro-batches, those of each entry at the batch size
+    nearest to its own; encoding and the update are as forecast."""
     factors = {}
     for one in probed:
         bucket, timed = one.entry.bucket, [step for step in one.tries if step.seconds is not None]
@@ -120,7 +120,7 @@ def _search(
     usable_bytes: int,
     allowed: Callable[[int], float],
 ) -> Iterator[Measured]:
-    """Steps at batch sizes around the largest that fits and takes no longer than `allowed`: the
+    """Step at batch sizes around the largest that fits and take no longer than `allowed`: the
     forecast, corrected by what was measured, says where."""
     low, high, batch = 0, None, first  # the largest that will do and the smallest that will not, so far
     timed: list[Measured] = []
@@ -154,7 +154,7 @@ def _search(
 
 
 def _batch_within(timed: Sequence[Measured], seconds: float) -> int:
-    """The batch size that would take so long, by the last two that were timed."""
+    """Return the batch size that would take so long, by the last two that were timed."""
     last, before = timed[-1], timed[-2] if len(timed) > 1 else Measured(0, 0.0, None)
     rise = (last.seconds - before.seconds) / (last.batch - before.batch) if last.batch != before.batch else 0.0
     if rise <= 0:
@@ -206,7 +206,8 @@ class ProbeStep:
         self._warm = False
 
     def measure(self, bucket: Bucket, batch: int) -> Measured:
-        """A whole step of micro-batches of this size. Raises `UserError` where one of several GPUs has not enough."""
+        """Return a whole step of micro-batches of this size. Raises `UserError` where one of several GPUs has not
+        enough."""
         device = self.world.device
         on_gpu = device.type == "cuda"
         seconds = None
@@ -267,7 +268,7 @@ class ProbeStep:
 
 
 def check_probe(gpus: int, world: World) -> None:
-    """Raises `UserError` where the plan is for another number of GPUs than there are processes or devices."""
+    """Raise `UserError` where the plan is for another number of GPUs than there are processes or devices."""
     if world.device.type == "cuda" and torch.cuda.device_count() < (world.local_size or gpus):
         raise UserError(
             f"--gpus {gpus}: --probe finds {(found := torch.cuda.device_count())} GPUs on this machine; choose "

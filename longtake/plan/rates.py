@@ -59,7 +59,7 @@ _OTHERS = _AMPERE  # no publication was found: an assumption
 
 
 def table_rates(gpu: Gpu, links: float, host: float, launch: float) -> Rates:
-    """The table's, with what a plan assumes of transfers and launches."""
+    """Return the table's, with what a plan assumes of transfers and launches."""
     shares, peak = _SHARES.get(gpu.name, _OTHERS), gpu.peak_flops
     attention = {128: shares.wide, 64: shares.narrow}
     return Rates(
@@ -94,7 +94,7 @@ def _rate(number: float) -> float:
 
 
 def keep_rates(gpu: str, rates: Rates) -> Rates:
-    """Writes measured rates into the user's cache, beside what this measurement lacks of an earlier one: attention of
+    """Write measured rates into the user's cache, beside what this measurement lacks of an earlier one: attention of
     other widths, links; returns what is there."""
     from longtake.durable import write_whole
 

@@ -35,7 +35,7 @@ class Remedy:
 
 @lru_cache(maxsize=4)
 def find_remedies(plan: RunPlan) -> list[Remedy]:
-    """Changes that make a run fit, the cheapest first; those that leave its steps as they are before the others.
+    """Change that make a run fit, the cheapest first; those that leave its steps as they are before the others.
 
     One change at a time; where none is enough, those that need several.
     """
@@ -59,7 +59,7 @@ def find_remedies(plan: RunPlan) -> list[Remedy]:
 
 
 def refuse_misfits(plan: RunPlan) -> None:
-    """Raises `UserError` for a run that cannot fit: where, how much it needs, and the cheapest change that would do."""
+    """Raise `UserError` for a run that cannot fit: where, how much it needs, and the cheapest change that would do."""
     if not plan.misfits:
         return
     worst = plan.misfits[0]
@@ -94,7 +94,7 @@ def pace(slower: float) -> str:
 
 
 def _changes(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
-    """Changes of the config, in words and as the layout they make."""
+    """Change of the config, in words and as the layout they make."""
     layout, worst = plan.layout, plan.misfits
     single = list(_single_changes(plan, worst))
     yield from single
@@ -249,7 +249,7 @@ def _more_gpus(plan: RunPlan, layout: Layout) -> Iterator[tuple[str, Layout]]:
 
 
 def _smaller_batches(offenders: tuple[EntryPlan, ...], place: str) -> str | None:
-    """The batch sizes that fit, or None where not even one sample does."""
+    """Return the batch sizes that fit, or None where not even one sample does."""
     if not all(entry.largest_batch for entry in offenders):
         return None
     places = [f"{entry.bucket.resolution}.{entry.bucket.num_frames} to {entry.largest_batch}" for entry in offenders]

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def plan_json(plan: RunPlan, probed: Sequence[Probed] = (), validation: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The plan as plain data: bytes, seconds, counts; what was measured, where it was; what a validation takes."""
+    """Return the plan as plain data: bytes, seconds, counts; what was measured, where it was; what a
+    validation takes."""
     layout, machine, forecast = plan.layout, plan.machine, plan.forecast
     return {
         "gpus": layout.gpus,
@@ -141,7 +142,8 @@ def probe_row(one: Probed) -> tuple[str, ...]:
 
 
 def batches_words(plan: RunPlan, probed: Sequence[Probed] = ()) -> str:
-    """The run's `bucket_config` at the batch sizes of a target, as a run file takes it, and which entries miss it."""
+    """Return the run's `bucket_config` at the batch sizes of a target, as a run file takes it, and which entries miss
+    it."""
     batches = {entry.bucket.entry: entry.suggested_batch for entry in plan.entries}
     batches |= {one.entry.bucket.entry: one.suggested_batch for one in probed}
     table = {
@@ -195,7 +197,7 @@ def layout_words(plan: RunPlan) -> str:
 
 
 def level_words(plan: RunPlan) -> str | None:
-    """The entries of each level, where it is left to the plan and they differ."""
+    """Return the entries of each level, where it is left to the plan and they differ."""
     if len({entry.level for entry in plan.entries}) == 1:
         return None
     return levels_text({entry.name: entry.level for entry in plan.entries})
@@ -263,7 +265,7 @@ def is_endless(plan: RunPlan) -> bool:
 
 
 def priced_steps(plan: RunPlan) -> tuple[int, float]:
-    """Steps whose cost is shown, and their GPU-hours: all of the run, or one pass where it has no end."""
+    """Step whose cost is shown, and their GPU-hours: all of the run, or one pass where it has no end."""
     forecast = plan.forecast
     steps = (forecast.steps_per_pass if is_endless(plan) else forecast.steps) or 0
     return steps, steps * forecast.step_seconds * forecast.gpus / 3600
@@ -302,7 +304,7 @@ def amount(count: int) -> str:
 
 
 def head_words(plan: RunPlan) -> str:
-    """The model and the machine in one line."""
+    """Return the model and the machine in one line."""
     machine = plan.machine
     return (
         f"{amount(plan.num_parameters)} parameters on {plan.layout.gpus} x {machine.gpu.name}, "
@@ -321,8 +323,8 @@ def entry_head(plan: RunPlan) -> tuple[str, ...]:
 
 
 def entry_rows(plan: RunPlan) -> list[tuple[str, ...]]:
-    """The entries of the bucket table: their degrees where these differ, parts of their memory in GiB, activations and
-    seconds of encoding where there is any, seconds of a micro-batch, batch sizes."""
+    """Return the entries of the bucket table: their degrees where these differ, parts of their memory in GiB,
+    activations and seconds of encoding where there is any, seconds of a micro-batch, batch sizes."""
     return [_entry_row(entry, plan.degrees_differ, plan.encodes) for entry in plan.entries]
 
 

@@ -151,7 +151,7 @@ def forecast_run(
     no_report: str | None = None,
     target_seconds: float | None = None,
 ) -> RunPlan:
-    """The forecast of a layout. `report`: of the first pass, where the clip table can be read."""
+    """Return the forecast of a layout. `report`: of the first pass, where the clip table can be read."""
     found = None
     if report is not None:
         found = dict.fromkeys((bucket.entry for bucket in work.entries), 0)
@@ -192,7 +192,8 @@ def forecast_stage(
     report: BucketReport | None,
     measured: Mapping[EntryKey, float] | None = None,
 ) -> Forecast:
-    """The length of a stage. `measured`: of entries, the time of a micro-batch over its forecast, encoding apart."""
+    """Return the length of a stage. `measured`: of entries, the time of a micro-batch over its forecast, encoding
+    apart."""
     update, config, measured = update_seconds(work.model, layout, machine), work.config, measured or {}
 
     def seconds_of(bucket: Bucket) -> float:

@@ -57,7 +57,7 @@ class MicroBatchTime:
 def forecast_time(
     config: Any, batch: MicroBatch, layout: Layout, machine: Machine, encoders: EncoderWork = NOTHING_ENCODED
 ) -> MicroBatchTime:
-    """The time of a micro-batch, forward and backward."""
+    """Return the time of a micro-batch, forward and backward."""
     counted, rates, links = count_blocks(config, batch, layout), machine.rates, _links(layout, machine)
     forward, backward = counted.beside, counted.beside.plus(counted.beside)
     again, exchange, stored = NOTHING_AGAIN, 0.0, 0.0
@@ -169,7 +169,7 @@ def _weights_seconds(config: Any, layout: Layout, machine: Machine) -> float:
 
 
 def _offload_seconds(config: Any, layout: Layout, machine: Machine) -> tuple[float, float]:
-    """Copies of offloaded weights to the device and of gradients to the host: those that computing can hide, and those
+    """Copy of offloaded weights to the device and of gradients to the host: those that computing can hide, and those
     that it waits for. Masters are copied as they are and cast on the device."""
     if not layout.offload:
         return 0.0, 0.0

@@ -44,7 +44,7 @@ class ValidationForecast:
         return self.total <= self.usable
 
     def to_json(self) -> dict[str, int | bool]:
-        """The same as plain data."""
+        """Return the same as plain data."""
         return {"bytes": self.total, "host_bytes": self.host_bytes, "fits": self.fits}
 
     def __str__(self) -> str:

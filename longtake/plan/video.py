@@ -83,7 +83,8 @@ def machine_named(gpu: str | None) -> Machine:
 
 
 def video_words(config: GenerateConfig, machine: Machine, gpus: int, prompts: Sequence[Prompt] = ()) -> str:
-    """The forecast of all videos of these prompts in words, a line for those that are alike; of one without any."""
+    """Return the forecast of all videos of these prompts in words, a line for those that are alike; of one
+    without any."""
     lines, total, requests = [], 0.0, _requests(config, prompts)
     for own, count in requests:
         found = forecast_videos(own, machine, gpus, count)
@@ -110,7 +111,8 @@ def denoisers_bytes(config: GenerateConfig) -> int:
 
 
 def _requests(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[tuple[GenerateConfig, int]]:
-    """The videos of these prompts in the groups that are made apart: a config for each, and how many they are."""
+    """Return the videos of these prompts in the groups that are made apart: a config for each, and how many
+    they are."""
     if not prompts:
         return [(config, config.num_sample)]
     videos = [Video(prompt, 0, Path(), refs_of(prompt, config)) for prompt in prompts]
@@ -197,7 +199,7 @@ def _batch(
 
 
 def branches_of(config: GenerateConfig, frames: int) -> Counter[int]:
-    """Steps by how many branches of guidance they run."""
+    """Step by how many branches of guidance they run."""
     option, by_known = config.sampling_option, not config.knows_nothing and config.family.guided_by_known
     scales = guidance_scales(config, option, False, by_known)
     steps = max(1, round(option.num_steps * config.strength))

@@ -72,7 +72,7 @@ class Work:
         return self._once(bucket.shape, lambda: tokens(self.model, self.latent(*bucket.shape)))
 
     def micro_batch(self, bucket: Bucket, batch: int | None = None, encoders_of: int = 0, ahead: int = 0) -> MicroBatch:
-        """The sizes of one micro-batch of a bucket, of its own batch size where none is given.
+        """Return the sizes of one micro-batch of a bucket, of its own batch size where none is given.
 
         encoders_of: peers that encode it together; 0: encoding is left out. ahead: captions that are embedded in one
         pass, see `captions_ahead`.
@@ -149,7 +149,7 @@ class Work:
         return self._once(("known", bucket.shape, batch, ranks), mean)
 
     def degrees(self, layout: Layout) -> dict[EntryKey, int]:
-        """The sequence degree of every entry of the bucket table, at the batch sizes as written."""
+        """Return the sequence degree of every entry of the bucket table, at the batch sizes as written."""
         parallel = self.config.parallel.model_copy(update={"bucket_sequence": layout.bucket_sequence})
 
         def length(bucket: Bucket) -> int:
@@ -159,7 +159,7 @@ class Work:
         return self._once(key, lambda: bucket_degrees(parallel, layout.sequence, self.rule.buckets, length))
 
     def degree(self, bucket: Bucket, layout: Layout) -> int:
-        """The sequence degree of one of them."""
+        """Return the sequence degree of one of them."""
         if layout.bucket_sequence is None or layout.sequence == 1:
             return layout.sequence
         return self.degrees(layout)[bucket.entry]
@@ -169,8 +169,8 @@ class Work:
         return layout.sequence // self.degree(bucket, layout)
 
     def level(self, bucket: Bucket, layout: Layout, batch: int | None = None) -> Level:
-        """The level at which blocks of a micro-batch of this bucket are recomputed; where "auto", the cheapest that
-        fits even where the forecast is off by `FORECAST_ERROR`."""
+        """Return the level at which blocks of a micro-batch of this bucket are recomputed; where "auto", the
+        cheapest that fits even where the forecast is off by `FORECAST_ERROR`."""
         if layout.level != "auto":
             return layout.level
 
@@ -184,7 +184,7 @@ class Work:
         return self._once((bucket, batch, str(layout)), choose)
 
     def own_layout(self, bucket: Bucket, layout: Layout, batch: int | None = None) -> Layout:
-        """The layout as a micro-batch of this bucket sees it."""
+        """Return the layout as a micro-batch of this bucket sees it."""
         return replace(layout.at_degree(self.degree(bucket, layout)), level=self.level(bucket, layout, batch))
 
     def memory(
@@ -212,7 +212,8 @@ class Work:
 
 
 def read_work(config: RunConfig, ranks_per_node: int = 1) -> Work:
-    """The work of a run on nodes of so many ranks. Raises `UserError` for buckets that the autoencoder cannot take."""
+    """Return the work of a run on nodes of so many ranks. Raises `UserError` for buckets that the autoencoder cannot
+    take."""
     rule = config.bucket_rule
     for bucket in rule.buckets:
         config.check_shape(*bucket.shape)

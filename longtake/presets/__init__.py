@@ -84,7 +84,8 @@ def preset_gpus(path: str) -> tuple[int, str] | None:
 
 
 def find_preset(name: str, kind: str = "train") -> Path | None:
-    """The file of a preset, by either name, with `.py` and a leading `configs/` or without; None for any other name.
+    """Return the file of a preset, by either name, with `.py` and a leading `configs/` or without; None for any other
+    name.
 
     `kind`: of `KINDS`, whose folder is looked in first where the name leaves it out.
     """
@@ -112,7 +113,7 @@ def is_own(run: str, kind: str = "train") -> bool:
 
 
 def nearest_preset(name: str) -> str | None:
-    """The short name of the preset that a misspelt name may mean."""
+    """Return the short name of the preset that a misspelt name may mean."""
     names = {}
     for preset in presets():
         whole = preset.path.relative_to(FOLDER).with_suffix("").as_posix()
@@ -135,7 +136,7 @@ def _bare(name: str) -> str:
 
 
 def copied(path: Path, target: str) -> str:
-    """The text of a preset as a file of one's own, called `target`.
+    """Return the text of a preset as a file of one's own, called `target`.
 
     Files that it names (bases, the runs of stages) are named as presets, so that they are found from anywhere; commands
     in its comments name the copy.
@@ -151,12 +152,12 @@ def copied(path: Path, target: str) -> str:
 
 
 def published_preset(path: Path) -> Path | None:
-    """The preset that stands for a published `configs/...` path; None where there is none."""
+    """Return the preset that stands for a published `configs/...` path; None where there is none."""
     return opensora_v2_preset(path) or opensora_v1_2_preset(path)
 
 
 def opensora_v2_preset(path: Path) -> Path | None:
-    """The preset that stands for one of Open-Sora 2.0's `configs/diffusion/...`; None where there is none."""
+    """Return the preset that stands for one of Open-Sora 2.0's `configs/diffusion/...`; None where there is none."""
     below = below_configs(path)
     if below is None or len(below) != 3 or below[0] != "diffusion":
         return None
@@ -165,20 +166,21 @@ def opensora_v2_preset(path: Path) -> Path | None:
 
 
 def opensora_v1_2_preset(path: Path) -> Path | None:
-    """The preset that stands for one of Open-Sora 1.2's `configs/opensora-v1-2/...`; None where there is none."""
+    """Return the preset that stands for one of Open-Sora 1.2's `configs/opensora-v1-2/...`; None where there
+    is none."""
     below = below_opensora_v1_2(path)
     name = OPENSORA_V1_2.get(below.removesuffix(".py")) if below is not None else None
     return FOLDER / "opensora_v1_2" / f"{name}.py" if name is not None else None
 
 
 def below_configs(path: Path) -> tuple[str, ...] | None:
-    """The parts of a path after its last `configs`; None where it has none."""
+    """Return the parts of a path after its last `configs`; None where it has none."""
     parts = Path(os.path.normpath(path)).parts
     return parts[len(parts) - parts[::-1].index("configs") :] if "configs" in parts else None
 
 
 def below_opensora_v1_2(path: Path) -> str | None:
-    """The part of a path after its last `opensora-v1-2`; None where it has none."""
+    """Return the part of a path after its last `opensora-v1-2`; None where it has none."""
     parts = Path(os.path.normpath(path)).parts
     if "opensora-v1-2" not in parts:
         return None

@@ -11,7 +11,7 @@ from longtake.contracts import visible
 
 
 def render(template: str, **values: object) -> str:
-    """The text of `templates/TEMPLATE` with `values`.
+    """Return the text of `templates/TEMPLATE` with `values`.
 
     What is not `Html` is escaped, and control characters in it are written out. A name that the template needs and
     `values` lacks is an error.

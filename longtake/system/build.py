@@ -90,8 +90,8 @@ class System:
         return self.low_noise is None or time >= self.boundary_time
 
     def at(self, t: Tensor) -> System:
-        """The system whose denoiser works at the time `t` [B], alike in a batch. Where weights are offloaded between
-        uses, its own are on the device from then on, and the other's are not."""
+        """Return the system whose denoiser works at the time `t` [B], alike in a batch. Where weights are offloaded
+        between uses, its own are on the device from then on, and the other's are not."""
         if self.low_noise is None:
             return self
         one, other = (self, self.low_noise) if self.is_high(t[0].item()) else (self.low_noise, self)
@@ -102,7 +102,7 @@ class System:
         return one
 
     def frozen(self) -> dict[str, Tensor]:
-        """The denoiser's parameters that are not trained, by the names they have in a checkpoint."""
+        """Return the denoiser's parameters that are not trained, by the names they have in a checkpoint."""
         return {f"model.{name}": p.data for name, p in self.denoiser.named_parameters() if not p.requires_grad}
 
     def adapter_scaling(self) -> dict[str, float]:
@@ -110,7 +110,7 @@ class System:
         return {name: at.scaling for name, at in self.denoiser.named_modules() if isinstance(at, LoraLinear)}
 
     def adapter_parameters(self) -> set[str]:
-        """The names of the adapters' parameters."""
+        """Return the names of the adapters' parameters."""
         names = {f"{layer}.{kind}" for layer in self.adapter_scaling() for kind in LoraLinear.PARAMETERS}
         return {name for name, _ in self.denoiser.named_parameters() if name in names}
 
@@ -135,8 +135,8 @@ class System:
             self.denoiser._apply(lambda tensor: tensor.to(self.dtype) if id(tensor) in masters else tensor)
 
     def offloaded(self) -> System:
-        """The same system with its denoiser in host memory outside of `denoising`, and so that of a second one; their
-        weights must not change any more. On a CPU nothing moves."""
+        """Return the same system with its denoiser in host memory outside of `denoising`, and so that of a second
+        one; their weights must not change any more. On a CPU nothing moves."""
         second = None if self.low_noise is None else self.low_noise.offloaded()
         if self.device.type == "cpu" or self.offloaded_weights is not None:
             return replace(self, low_noise=second)
@@ -183,7 +183,7 @@ class System:
         return self._conditions(self.own_encoders.embed(texts))
 
     def embed_nothing(self) -> Conditions:
-        """The conditions that stand for no text, one row."""
+        """Return the conditions that stand for no text, one row."""
         found = dict(self.facts.empty)
         for text in self.config.family.texts:
             if text.empty not in ("prompt", "zeros"):
@@ -192,8 +192,8 @@ class System:
         return self._conditions(found)
 
     def encode(self, batch: Batch) -> Tensor:
-        """The latents of a batch: float32 `[B, C, F, h, w]` on the device, from its pixels or as it brings them, drawn
-        with its own numbers where the posterior is random."""
+        """Return the latents of a batch: float32 `[B, C, F, h, w]` on the device, from its pixels or as it brings
+        them, drawn with its own numbers where the posterior is random."""
         if batch.encoded:
             posterior = {name: batch.encoded[name] for name in ("mean", "std") if name in batch.encoded}
         else:
@@ -211,7 +211,7 @@ class System:
         return mean + std * normal.to(self.device, non_blocking=True)
 
     def conditions(self, batch: Batch) -> Conditions:
-        """The text conditions of a batch, from its captions or as it brings them."""
+        """Return the text conditions of a batch, from its captions or as it brings them."""
         return self._conditions(batch.encoded) if batch.encoded else self.embed(batch.text)
 
     def _conditions(self, embedded: Mapping[str, Tensor]) -> Conditions:
@@ -227,8 +227,8 @@ class System:
         return Conditions(tensors, masks)
 
     def facts_of(self, shape: tuple[int, int, int], fps: Tensor, source: Tensor | None = None) -> Conditions:
-        """The model's conditions that are facts of samples of (T, H, W) pixels, [B] or [B, 2], float32 on the device.
-        fps: [B]; source: height and width [B, 2] of the source, by default the bucket's."""
+        """Return the model's conditions that are facts of samples of (T, H, W) pixels, [B] or [B, 2], float32 on the
+        device. fps: [B]; source: height and width [B, 2] of the source, by default the bucket's."""
 
         def equal(number: int) -> Tensor:  # made on the device: a copy from the host would wait for it
             return torch.full((len(fps),), float(number), device=self.device)
@@ -251,7 +251,7 @@ class System:
         return model_conditions(self.config.model, *sizes, self.device, given=self.embed_nothing())
 
     def use(self, bucket: Bucket) -> None:
-        """Prepares the denoiser's blocks for training on a micro-batch of `bucket`."""
+        """Prepare the denoiser's blocks for training on a micro-batch of `bucket`."""
         self.level.use(bucket)
 
     def flops(self, pixels: tuple[int, int, int]) -> int:
@@ -265,7 +265,8 @@ class System:
 
 
 def whole_tensor(model: nn.Module, name: str) -> Tensor:
-    """A parameter or buffer of a model by its name, whole and without gradient. Collective where it is sharded."""
+    """Return a parameter or buffer of a model by its name, whole and without gradient. Collective where it is
+    sharded."""
     tensor = {**dict(model.named_parameters()), **dict(model.named_buffers())}[name].detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -280,7 +281,7 @@ def build_system(
     levels: Mapping[EntryKey, Level] | None = None,
     sharded: bool = True,
 ) -> System:
-    """Builds the model on the meta device, cuts it over the mesh, fills it (from `model.from_pretrained`, else with
+    """Build the model on the meta device, cuts it over the mesh, fill it (from `model.from_pretrained`, else with
     initial values).
 
     `stored`: the encoder facts of a latent store; no encoders are built then. `restored`: a checkpoint will fill what
@@ -334,7 +335,7 @@ def build_system(
 
 
 def with_low_noise(system: System, world: World, restored: bool = False, trained: bool = False) -> System:
-    """A system with its second denoiser (`low_noise`), built as the first was; all else is shared. Each has the
+    """Return a system with its second denoiser (`low_noise`), built as the first was; all else is shared. Each has the
     objective with its own part of the times, where that can be cut. `trained`: a run trains it, `restored` as for
     `build_system`. Collective. Raises `UserError` as `build_system`; faults name the weights."""
     config = system.config.of_low_noise(trained)
@@ -367,7 +368,8 @@ def with_low_noise(system: System, world: World, restored: bool = False, trained
 
 
 def _objective_within(system: System, low: float, high: float) -> Objective:
-    """A system's objective with its times between two shares of the way to noise, or as it is where it has no part."""
+    """Return a system's objective with its times between two shares of the way to noise, or as it is where it has no
+    part."""
     section = system.config.objective.within(low, high)
     if section is None:
         return system.objective
@@ -395,8 +397,8 @@ def _cut_denoiser(
     first: System | None = None,
     sharded: bool = True,
 ) -> tuple[nn.Module, Adapters, TokenCut | None, tuple[str, ...]]:
-    """The denoiser on the meta device, cut over the mesh; its adapters' first values; how tokens are cut; kernels.
-    `first`: the system of the first of two, whose cut it shares."""
+    """Return the denoiser on the meta device, cut over the mesh; its adapters' first values; how tokens are cut;
+    kernels. `first`: the system of the first of two, whose cut it shares."""
     with torch.device("meta"):
         denoiser = build_denoiser(config.model)
     key = "model.from_pretrained" if first is None else LOW_NOISE_KEY
@@ -422,7 +424,7 @@ def _cut_denoiser(
 def _fill_denoiser(
     denoiser: nn.Module, device: torch.device, seed: int, weights: tuple[ModelWeights, str] | None, restored: bool
 ) -> tuple[tuple[str, ...], bool]:
-    """Gives every parameter memory on `device`, and its value where no checkpoint will fill it; returns notes, and
+    """Give every parameter memory on `device`, and its value where no checkpoint will fill it; return notes, and
     whether one that does not train was drawn."""
     later = {name for name, p in denoiser.named_parameters() if p.requires_grad} if restored else set()
     if weights is None:

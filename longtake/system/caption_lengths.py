@@ -82,7 +82,7 @@ def caption_length_lines(
 
 
 def lost_words(config: SystemConfig, counts: CaptionCounts, prompts: Sequence[Caption]) -> list[str]:
-    """A line for each prompt and encoder that cuts it, with the words that are lost. `counts`: by section."""
+    """Return a line for each prompt and encoder that cuts it, with the words that are lost. `counts`: by section."""
     lines = []
     for text in dict.fromkeys(flat_captions(prompts)):
         for section, counter in counts.items():

@@ -244,7 +244,7 @@ class SystemConfig(EncodersConfig):
         return self
 
     def of_low_noise(self, trained: bool = False) -> Self:
-        """The same with the second denoiser as its `model`, of a config that has one; its adapters are those of
+        """Return the same with the second denoiser as its `model`, of a config that has one; its adapters are those of
         `low_noise.lora`, or, where a run trains it, such as the run's `lora` says."""
         assert self.low_noise is not None, "there is no second denoiser"
         lora, file = None, self.low_noise.lora
@@ -256,12 +256,12 @@ class SystemConfig(EncodersConfig):
         return self.model_copy(update={"model": model, "lora": lora, "low_noise": None})
 
     def check_shape(self, num_frames: int, height: int, width: int) -> None:
-        """Raises `UserError` for pixels that the autoencoder cannot give back, or the model cannot take."""
+        """Raise `UserError` for pixels that the autoencoder cannot give back, or the model cannot take."""
         self.ae.check(num_frames, height, width)
         self.check_length(num_frames, self.ae.latent(num_frames, height, width)[1])
 
     def check_length(self, num_frames: int, num_latents: int) -> None:
-        """Raises `UserError` for videos of so many latent frames that the model cannot take."""
+        """Raise `UserError` for videos of so many latent frames that the model cannot take."""
         if refusal := self.model.refuses_length(num_latents):
             raise UserError(f"model: videos of {num_frames} frames are not taken: {refusal}")
 
@@ -321,7 +321,8 @@ class SystemConfig(EncodersConfig):
 
 
 def unknown_name(place: str, given: Iterable[str], known: Iterable[str]) -> str | None:
-    """The sentence for the first name in a dict of the config that is none of those known; None where all are."""
+    """Return the sentence for the first name in a dict of the config that is none of those known; None where
+    all are."""
     known = list(known)
     for name in given:
         if name not in known:

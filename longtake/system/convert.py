@@ -38,7 +38,7 @@ def convert_weights(
     max_file_bytes: int = MOST_FILE_BYTES,
     names: str | None = None,
 ) -> list[str]:
-    """Writes the weights that `source` means, a file or folder of any naming or a name on the Hugging Face hub, to a
+    """Write the weights that `source` means, a file or folder of any naming or a name on the Hugging Face hub, to a
     file or folder that training starts from and `longtake generate` takes by itself; returns what there is to say.
 
     overrides: flags that say what the model is, where the source does not: `--model.type`, `--seed` and so on. What

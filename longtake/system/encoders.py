@@ -157,8 +157,8 @@ class Encoders:
 
 
 def device_dtype(name: Literal["bf16", "fp16", "fp32"], device: torch.device) -> torch.dtype:
-    """The dtype that a name of the config stands for: float32 where the device does not compute in the named one, as
-    bf16 on a CPU without its instructions, which is several times slower than float32."""
+    """Return the dtype that a name of the config stands for: float32 where the device does not compute in the named
+    one, as bf16 on a CPU without its instructions, which is several times slower than float32."""
     if name == "fp32" or (name == "fp16" and device.type != "cuda"):
         return torch.float32
     if name == "fp16":
@@ -185,7 +185,8 @@ def build_encoders(
     unequal: bool = False,
     kept: CaptionEncoders | None = None,
 ) -> Encoders:
-    """The autoencoder and the text encoders that the config names, with their weights. Collective with a `world`.
+    """Return the autoencoder and the text encoders that the config names, with their weights. Collective with a
+    `world`.
 
     `world`: the processes over which a `placement` of "sharded" spreads weights; they call `embed` equally often, or,
     with `unequal`, as often as each likes and `finish_captions` in the end. `kept`: encoders of an earlier system on
@@ -217,7 +218,7 @@ def build_encoders(
 
 
 def open_encoder(config: SystemConfig, key: str, device: torch.device) -> Autoencoder | TextEncoder:
-    """The encoder of one section alone, `ae` or that of a text, with its weights. Raises `UserError`."""
+    """Return the encoder of one section alone, `ae` or that of a text, with its weights. Raises `UserError`."""
     if key == "ae":
         return _build_autoencoder(config.ae, device)
     text = next(text for text in config.family.texts if text.section == key)
@@ -284,19 +285,19 @@ def _given_empty(path: Path, shape: tuple[int, ...]) -> Tensor:
 
 
 def encoder_sections(config: SystemConfig) -> tuple[str, ...]:
-    """The keys of the encoders that the model uses: the autoencoder, then those of text."""
+    """Return the keys of the encoders that the model uses: the autoencoder, then those of text."""
     return "ae", *(text.section for text in config.family.texts)
 
 
 def find_encoders(config: SystemConfig) -> None:
-    """Looks for the files of all encoders, here and on the hub, largest last. Raises `UserError` that names every one
+    """Look for the files of all encoders, here and on the hub, largest last. Raises `UserError` that names every one
     that is missing."""
     first, *texts = encoder_sections(config)
     raise_missing(_missing_encoders(config, (first, *reversed(texts)), lambda name: True))
 
 
 def _missing_encoders(config: SystemConfig, keys: Sequence[str], is_wanted: Callable[[str], bool]) -> list[str]:
-    """A sentence for each encoder whose files are missing, of those whose name is wanted."""
+    """Return a sentence for each encoder whose files are missing, of those whose name is wanted."""
     faults = []
     for key in keys:
         section = getattr(config, key)
@@ -309,7 +310,7 @@ def _missing_encoders(config: SystemConfig, keys: Sequence[str], is_wanted: Call
 
 
 def denoiser_keys(config: SystemConfig) -> dict[str, str]:
-    """The keys that name the weights of denoisers, with their values."""
+    """Return the keys that name the weights of denoisers, with their values."""
     named = {"model.from_pretrained": config.model.from_pretrained}
     if config.low_noise is not None:
         named[LOW_NOISE_KEY] = config.low_noise.from_pretrained
@@ -317,8 +318,8 @@ def denoiser_keys(config: SystemConfig) -> dict[str, str]:
 
 
 def missing_files(config: SystemConfig, with_encoders: bool = True) -> list[str]:
-    """A sentence for each of the denoiser's and the encoders' files that is neither here nor on the hub. Nothing is
-    downloaded: what the hub may have is left to `find_encoders`."""
+    """Return a sentence for each of the denoiser's and the encoders' files that is neither here nor on the hub.
+    Nothing is downloaded: what the hub may have is left to `find_encoders`."""
     faults = []
     for key, spec in denoiser_keys(config).items():
         if not glob.has_magic(spec) and not may_be_fetched(spec):
@@ -337,7 +338,8 @@ def raise_missing(faults: Sequence[str]) -> None:
 
 
 def encoders_on_host(config: C) -> C:
-    """The config with every encoder that would lie on the device for good in the host's memory between its uses."""
+    """Return the config with every encoder that would lie on the device for good in the host's memory between
+    its uses."""
     sections = {name: getattr(config, name) for name in encoder_sections(config)}
     resident = {name: section for name, section in sections.items() if _placement(section) == "resident"}
     moved = {name: section.model_copy(update={"placement": "offloaded"}) for name, section in resident.items()}
@@ -345,7 +347,7 @@ def encoders_on_host(config: C) -> C:
 
 
 def refuse_sharded_text(config: SystemConfig, missing: int) -> None:
-    """Raises `UserError` where ranks would call a sharded text encoder unequally often, and wait for ever: where
+    """Raise `UserError` where ranks would call a sharded text encoder unequally often, and wait for ever: where
     samples are `missing` in the latent store, which are embedded as they come."""
     for text in config.family.texts if missing else ():
         if _placement(getattr(config, text.section)) == "sharded":

@@ -46,8 +46,8 @@ DROPOUT = "dropout"
 
 
 def wanted_draws(config: SystemConfig, draws: Mapping[str, Draw], posterior: bool) -> dict[str, Draw]:
-    """The random numbers that training wants of each sample: the objective's `draws`, those of the conditions and, with
-    `posterior`, those that latents are drawn with."""
+    """Return the random numbers that training wants of each sample: the objective's `draws`, those of the conditions
+    and, with `posterior`, those that latents are drawn with."""
     found = dict(draws)
     found[DROPOUT] = Draw(Purpose.DROPOUT, "uniform", (len(config.family.texts),))  # in the order of the encoders
     if posterior:
@@ -79,7 +79,7 @@ class KnownDraw:
         return {row: places for row, places in drawn if places.windows}
 
     def num_bytes(self, shape: tuple[int, int, int]) -> int:
-        """The most that the masks of one sample take."""
+        """Return the most that the masks of one sample take."""
         windows = windows_apart(self.law, self.kinds, self.latent, shape[0])
         return math.prod(shape) if any(window.masked for window in windows.values()) else 0
 
@@ -119,7 +119,7 @@ def clean_example(
     weights: Tensor,
     dropout: Mapping[str, float] | None = None,
 ) -> CleanExample:
-    """The latents and conditions of a batch.
+    """Return the latents and conditions of a batch.
 
     nothing: the conditions that stand for no text. weights: [B], on the device. dropout: condition -> share of samples
     without it.
@@ -172,7 +172,7 @@ def companion_conditions(
 
 
 def _posterior(companion: Companion) -> str:
-    """The name of the numbers with which a companion's latents are drawn."""
+    """Return the name of the numbers with which a companion's latents are drawn."""
     return f"posterior.{companion.name}"
 
 
@@ -209,7 +209,7 @@ def with_drawn_noise(batch: Batch) -> list[Places]:
 
 
 def black_out(pixels: Tensor, window: Window, given: Sequence[Places]) -> Tensor:
-    """The pixels [n, 3, t, H, W] of a window of some samples, black where it is masked; they may be changed."""
+    """Return the pixels [n, 3, t, H, W] of a window of some samples, black where it is masked; they may be changed."""
     if not window.masked:
         return pixels
     pixels, frames = to_unit(pixels), slice(window.pixels.start, window.pixels.stop)
@@ -238,7 +238,8 @@ def windows_apart(law: KnownLaw, kinds: Weights | None, latent: LatentShape, num
 
 
 def kinds_apart(config: SystemConfig, kinds: Weights | None, latent: LatentShape) -> tuple[str, ...]:
-    """The kinds that a run trains on of which something is encoded apart from the clip, where it is long enough."""
+    """Return the kinds that a run trains on of which something is encoded apart from the clip, where it is
+    long enough."""
     if (law := config.law_of_family) is None:
         return ()
     long, trained = latent.pixel_frames(2**16), [kind for kind in law.kinds if (kinds or {}).get(kind, 0) > 0]

@@ -50,7 +50,7 @@ def export_model(
     max_file_bytes: int = MOST_FILE_BYTES,
     prefix: str = "",
 ) -> Path:
-    """Writes the weights of a checkpoint to one `.safetensors` file that `longtake generate` takes by itself.
+    """Write the weights of a checkpoint to one `.safetensors` file that `longtake generate` takes by itself.
 
     A `target` of another name becomes a folder in Hugging Face's layout, of files of `max_file_bytes` at most.
     `checkpoint`: as for `--load`, also of a run that goes on; `part`: "ema" (the weights themselves where a run kept no
@@ -81,7 +81,7 @@ def export_weights(
     tables: Mapping[str, Tensor] = MappingProxyType({}),
     prefix: str = "",
 ) -> Path:
-    """Writes the trained weights of a checkpoint, and those of its run's `frozen/`; where what the run did not train
+    """Write the trained weights of a checkpoint, and those of its run's `frozen/`; where what the run did not train
     has a file of its own, the header names that as `frozen_source`. `tables`: tensors that the model computes, and that
     other programs expect in its files."""
     weights = CheckpointWeights(checkpoint, wanted=part, partly=True, prefix=prefix)
@@ -94,7 +94,7 @@ def export_weights(
 
 
 def export_adapters(checkpoint: str, target: str | Path, style: str, part: str = "ema", prefix: str = "") -> Path:
-    """Writes the adapters of a checkpoint in a style of its model's format and returns `target`.
+    """Write the adapters of a checkpoint in a style of its model's format and return `target`.
 
     `checkpoint`: as for `--load`, also of a run that goes on; `part`: "ema" (the adapters themselves where a run kept
     no average) or "model". Raises `UserError` where the run trained no adapters, for a style that the model does not
@@ -124,7 +124,7 @@ def export_merged(
     max_file_bytes: int = MOST_FILE_BYTES,
     prefix: str = "",
 ) -> Path:
-    """Writes whole weights, adapters merged into them, to a file or folder that `longtake generate` takes by itself.
+    """Write whole weights, adapters merged into them, to a file or folder that `longtake generate` takes by itself.
 
     What the run did not train comes from the file that it started from, or from its `frozen/`. A merged weight is
     computed in float32 and rounded to the dtype in which that base is written. Raises `UserError` where the file of the
@@ -148,7 +148,7 @@ def export_folder(
     max_file_bytes: int = MOST_FILE_BYTES,
     prefix: str = "",
 ) -> Path:
-    """Writes whole weights, adapters merged into them, to a folder as other programs read it, `config.json` and all, or
+    """Write whole weights, adapters merged into them, to a folder as other programs read it, `config.json` and all, or
     as PyTorch's distributed checkpoint has it.
 
     `names`: a naming of the model's format that has such folders. Raises `UserError` for any other, and as
@@ -169,7 +169,7 @@ def export_folder(
 
 
 def check_folder(form: Format, names: str) -> None:
-    """Raises `UserError` where a model's weights cannot be written as folders of this naming."""
+    """Raise `UserError` where a model's weights cannot be written as folders of this naming."""
     if names not in (can := (*form.folders, *form.torch_folders)):
         choices = f"choose {' or '.join(can)}" if can else "this model has none; leave it out"
         raise UserError(f"--as {names}: is no folder that can be written; {choices}")
@@ -178,7 +178,7 @@ def check_folder(form: Format, names: str) -> None:
 def write_torch_folder(
     form: Format, names: str, state: Mapping[str, Any], model: ModelSection, target: str | Path, tree: Mapping[str, Any]
 ) -> None:
-    """Writes a model's tensors as a folder of PyTorch's distributed checkpoint, and beside them what a run's config, as
+    """Write a model's tensors as a folder of PyTorch's distributed checkpoint, and beside them what a run's config, as
     plain data, says of the model, its latents, its texts and its objective."""
     others = ("ae", "objective", *(text.section for text in family_of(model).texts))
     sections = {name: tree[name] for name in others if "type" in tree.get(name, {})}
@@ -189,8 +189,8 @@ def write_torch_folder(
 
 
 def system_tree(checkpoint: Path, prefix: str = "") -> dict[str, Any]:
-    """The keys of a checkpoint's run that say what its model is, how it is sampled, at the size of its buckets, and
-    which buckets these are; of two denoisers, those of one (`prefix`)."""
+    """Return the keys of a checkpoint's run that say what its model is, how it is sampled, at the size of its
+    buckets, and which buckets these are; of two denoisers, those of one (`prefix`)."""
     tree = tree_of_denoiser(run_tree(checkpoint), checkpoint, prefix)
     whole = {**tree, "sampling_option": {**said_sampling(tree), **trained_size(tree)}}
     return {key: value for key, value in whole.items() if key in SystemConfig.model_fields or key in _BUCKETS}
@@ -202,7 +202,8 @@ def is_exported_folder(path: str | Path) -> bool:
 
 
 def exported_tree(path: str | Path) -> dict[str, Any]:
-    """The config in the header of an exported file or folder, as plain data. Raises `UserError` for any other."""
+    """Return the config in the header of an exported file or folder, as plain data. Raises `UserError` for
+    any other."""
     path = min(Path(path).glob("model*.safetensors"), default=path) if Path(path).is_dir() else path
     try:
         with safe_open(regular(Path(path)), framework="pt") as file:
@@ -217,12 +218,13 @@ def exported_tree(path: str | Path) -> dict[str, Any]:
 
 
 def said_sampling(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of `sampling_option` to which a run's config, as plain data, gives a value."""
+    """Return the keys of `sampling_option` to which a run's config, as plain data, gives a value."""
     return {key: value for key, value in (tree.get("sampling_option") or {}).items() if value is not None}
 
 
 def trained_size(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The size keys of `sampling_option` that a run's config, as plain data, leaves open, as its buckets decide them.
+    """Return the size keys of `sampling_option` that a run's config, as plain data, leaves open, as its buckets decide
+    them.
 
     `resolution`: the largest one that trains clips of several frames; where only stills are trained, the largest of
     these. `num_frames`: its longest length that the autoencoder can give back. `aspect_ratio`: only where the name of
@@ -287,6 +289,7 @@ def trained_shapes(tree: Mapping[str, Any]) -> dict[str, set[tuple[int, int, int
 
 
 def system_part(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a training config that describe the model and its sampling; the others are the training run's own."""
+    """Return the keys of a training config that describe the model and its sampling; the others are the training run's
+    own."""
     own = "parallel", "precision"
     return {key: value for key, value in tree.items() if key in SystemConfig.model_fields and key not in own}

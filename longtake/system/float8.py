@@ -20,7 +20,7 @@ _CAPABILITY = (8, 9)
 
 
 def check_float8(precision: str | None, tensor: int, eager: bool = False, missing: str | None = None) -> None:
-    """Raises `UserError` for float8 with tensor peers, and in blocks that a GPU runs eagerly; `missing`: what the
+    """Raise `UserError` for float8 with tensor peers, and in blocks that a GPU runs eagerly; `missing`: what the
     compiler lacks, and what to do, where that is why."""
     if precision is None:
         return

@@ -21,7 +21,7 @@ from longtake.weights.lora import count_text_encoder_tensors, find_adapters, rea
 def choose_trained(
     denoiser: nn.Module, config: SystemConfig, dtype: torch.dtype, kept: Adapters | None = None
 ) -> Adapters:
-    """Gives a denoiser on the meta device, before it is cut or sharded, its adapters, and freezes what does not train,
+    """Give a denoiser on the meta device, before it is cut or sharded, its adapters, and freezes what does not train,
     kept in `dtype`. In place.
 
     Returns the adapters of `lora.from_pretrained`, else those `kept` of the run that this one starts from. Raises
@@ -39,7 +39,7 @@ def choose_trained(
 
 
 def _read_files(config: SystemConfig, lora: LoraConfig) -> Adapters:
-    """The adapters of `lora.from_pretrained`; with those of `lora.more` their sum, strengths within."""
+    """Return the adapters of `lora.from_pretrained`; with those of `lora.more` their sum, strengths within."""
     form = config.family.weight_format
     adapters = read_adapters(form, find_adapters(lora.from_pretrained), config.model)
     if not lora.more:
@@ -52,7 +52,7 @@ def _read_files(config: SystemConfig, lora: LoraConfig) -> Adapters:
 
 
 def adapter_sizes(form: Format, denoiser: nn.Module, lora: LoraConfig, adapters: Adapters) -> dict[str, AdapterSize]:
-    """The adapter of each layer that has one: those of a file as they are there, else as the section says."""
+    """Return the adapter of each layer that has one: those of a file as they are there, else as the section says."""
     if adapters:
         strength = 1.0 if lora.more else lora.strength  # a sum holds its strengths
         return {name: AdapterSize(a.rank, a.scaling, a.magnitude is not None, strength) for name, a in adapters.items()}
@@ -78,7 +78,7 @@ def lora_notes(lora: LoraConfig | None, adapters: Adapters) -> tuple[str, ...]:
 
 @torch.no_grad()
 def start_adapters(denoiser: nn.Module, adapters: Adapters) -> None:
-    """Fills what of the adapters follows from the base weights, then what comes from a file, on every mesh alike."""
+    """Fill what of the adapters follows from the base weights, then what comes from a file, on every mesh alike."""
     for layer in denoiser.modules():
         if isinstance(layer, LoraLinear) and layer.magnitude is not None:
             own = {name: local_tensor(p.data) for name, p in layer.named_parameters()}
@@ -88,7 +88,7 @@ def start_adapters(denoiser: nn.Module, adapters: Adapters) -> None:
 
 @torch.no_grad()
 def fill(denoiser: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Copies whole tensors into parameters of these names, this rank's part of each."""
+    """Copy whole tensors into parameters of these names, this rank's part of each."""
     for name, value in values.items():
         parameter = denoiser.get_parameter(name)
         local_tensor(parameter).copy_(own_part(value, parameter))

@@ -31,7 +31,7 @@ from longtake.weights.model import ModelWeights
 def open_pretrained(
     config: ModelSection, lora: LoraConfig | None = None, key: str = "model.from_pretrained"
 ) -> Iterator[tuple[ModelWeights, str]]:
-    """The weights that `config.from_pretrained`, the value of `key`, means, and a line that says which.
+    """Yield the weights that `config.from_pretrained`, the value of `key`, means, and a line that says which.
 
     A file or folder of any naming of the model's format, here or on the Hugging Face hub; or a checkpoint of a run, the
     run's folder, or a glob of either: the newest, held while it is read, averaged unless `from_part` says else. Of a
@@ -68,13 +68,13 @@ def open_pretrained(
 
 
 def _denoiser_of_run(checkpoint: Path, key: str) -> str:
-    """The prefix of the denoiser in a checkpoint that a key's model starts from."""
+    """Return the prefix of the denoiser in a checkpoint that a key's model starts from."""
     return LOW_NOISE if key == LOW_NOISE_KEY and isinstance(run_tree(checkpoint).get("low_noise"), Mapping) else ""
 
 
 def kept_adapters(config: ModelSection, lora: LoraConfig | None, key: str = "model.from_pretrained") -> Adapters:
-    """The adapters that a run starts with because it starts from a run of the same kind of model with the same ones
-    (`lora.rank`, `alpha`, `rslora`, `targets`, `dora`); empty where `lora` names a file. `key` as for
+    """Return the adapters that a run starts with because it starts from a run of the same kind of model with the
+    same ones (`lora.rank`, `alpha`, `rslora`, `targets`, `dora`); empty where `lora` names a file. `key` as for
     `open_pretrained`. Collective."""
     spec = config.from_pretrained
     if lora is None or spec is None or not means_checkpoint(spec):
@@ -90,7 +90,8 @@ def kept_adapters(config: ModelSection, lora: LoraConfig | None, key: str = "mod
 
 
 def base_of_adapters(spec: str | None, lora: LoraConfig | None) -> str | None:
-    """The weights under adapters, as they were named where these began: `spec`, or what lies under a run it names."""
+    """Return the weights under adapters, as they were named where these began: `spec`, or what lies under a run it
+    names."""
     if spec is None or not means_checkpoint(spec):
         return spec
     with hold(spec) as folder:
@@ -115,7 +116,8 @@ def means_checkpoint(spec: str) -> bool:
 
 
 def run_tree(checkpoint: Path) -> dict[str, Any]:
-    """The config, as plain data, of the run that a checkpoint is of. Raises `UserError` where it is not beside it."""
+    """Return the config, as plain data, of the run that a checkpoint is of. Raises `UserError` where it is not beside
+    it."""
     file = checkpoint.parent / "config.py"
     if not file.exists():
         raise UserError(f"{checkpoint.parent}: no config.py beside the checkpoint; give the folder of a training run")
@@ -132,8 +134,8 @@ def run_sections(checkpoint: Path, prefix: str = "") -> tuple[ModelSection, Lora
 
 
 def tree_of_denoiser(tree: Mapping[str, Any], checkpoint: Path, prefix: str = "") -> dict[str, Any]:
-    """The config of a run, as plain data, as if it had trained one of its denoisers alone. Raises `UserError` where it
-    has no second one and that is asked for."""
+    """Return the config of a run, as plain data, as if it had trained one of its denoisers alone. Raises `UserError`
+    where it has no second one and that is asked for."""
     low_noise = tree.get("low_noise")
     own = {name: section for name, section in tree.items() if name != "low_noise"}
     if isinstance(option := own.get("sampling_option"), Mapping):
@@ -193,7 +195,7 @@ class TrainedParts(Mapping[str, Tensor]):
 
 
 def read_adapters_of(weights: CheckpointWeights) -> dict[str, Adapter]:
-    """The adapters in a checkpoint, by the layers of its model; empty where its run trained none."""
+    """Return the adapters in a checkpoint, by the layers of its model; empty where its run trained none."""
     scaling = RunState.read(weights.path).adapters
     found = adapters_of(weights, lambda layer: scaling[weights.prefix + layer])
     for name, value in tensors_of(found).items():

@@ -25,13 +25,13 @@ _DEGREES = ("tensor", "sequence", "replicate", "shard")  # in the order in which
 
 
 def take_tiny(words: Sequence[str]) -> tuple[list[str], bool]:
-    """A command line without `--tiny`, and whether that was in it."""
+    """Return a command line without `--tiny`, and whether that was in it."""
     return [word for word in words if word != TINY], TINY in words
 
 
 def tiny_layer(tree: Mapping[str, Any], world_size: int) -> dict[str, Any]:
-    """The overrides that make a run tiny, from its tree as files give it; flags go on top. Degrees of `parallel` become
-    the largest divisors of theirs that `world_size` processes allow."""
+    """Return the overrides that make a run tiny, from its tree as files give it; flags go on top. Degrees of
+    `parallel` become the largest divisors of theirs that `world_size` processes allow."""
     family, parallel = family_of_tree(tree), _section(tree, "parallel")
     law = _law(family, tree)
     layer: dict[str, Any] = {
@@ -81,13 +81,13 @@ def world_size() -> int:
 
 
 def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A section of the tree; nothing where there is none, or no section, which the schema will refuse."""
+    """Return a section of the tree; nothing where there is none, or no section, which the schema will refuse."""
     found = tree.get(name)
     return found if isinstance(found, Mapping) else {}
 
 
 def _law(family: Family, tree: Mapping[str, Any]) -> str | None:
-    """The key of the run's law of buckets."""
+    """Return the key of the run's law of buckets."""
     try:
         return family.bucket_law(family.quirks_of(tree.get("compat")))
     except (ValueError, TypeError):  # the schema will refuse `compat`
@@ -95,7 +95,8 @@ def _law(family: Family, tree: Mapping[str, Any]) -> str | None:
 
 
 def _buckets(buckets: Mapping[str, Any], law: str | None) -> dict[str, Any]:
-    """The table with small resolutions, short clips and small micro-batches; of entries that become one, the first."""
+    """Return the table with small resolutions, short clips and small micro-batches; of entries that become one, the
+    first."""
     tiny: dict[str, dict[int, Any]] = {}
     for name, lengths in buckets.items():
         if not isinstance(lengths, Mapping):

@@ -26,7 +26,8 @@ def _gpu(name: str, pattern: str, tflops: float, gib: float, memory_gbs: float, 
 
 
 def _geforce(name: str, processors: int, ghz: float, gib: float, memory_gbs: float, link_gbs: float) -> Gpu:
-    """A consumer card, by the numbers of its product page: streaming multiprocessors (CUDA cores / 128), boost clock.
+    """Return a consumer card, by the numbers of its product page: streaming multiprocessors (CUDA cores / 128), boost
+    clock.
 
     A peak is published for few of them: 3090 (NVIDIA's whitepaper on GA102, 71 TFLOP/s), 4090 (on Ada, 165.2), 5090 (on
     RTX Blackwell, 209.5). All three are 512 FLOP a cycle and multiprocessor, dense bf16 with fp32 accumulation, and so
@@ -111,7 +112,7 @@ def peak_flops(device_name: str) -> float | None:
 
 
 def gpu_named(name: str) -> Gpu:
-    """The entry of a name as people write it, `h200`, `RTX-4090`, `rtx3060`, `4070 Ti`, or of torch's own name.
+    """Return the entry of a name as people write it, `h200`, `RTX-4090`, `rtx3060`, `4070 Ti`, or of torch's own name.
 
     Case, separators and makers' names do not matter. A size in the name, `3080 12GB`, counts in place of the table's.
     Raises `UserError` with the nearest names.
@@ -140,6 +141,6 @@ def _entry(name: str) -> Gpu | None:
 
 
 def _plain(name: str) -> str:
-    """A name without case, separators, makers' names and forms of boards: `NVIDIA RTX-4090` -> `4090`."""
+    """Return a name without case, separators, makers' names and forms of boards: `NVIDIA RTX-4090` -> `4090`."""
     letters = re.sub(r"[^a-z0-9]", "", name.lower())
     return _FORM.sub("", _MAKERS.sub("", letters))

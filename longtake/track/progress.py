@@ -26,7 +26,7 @@ class _Console(Console):
 
 
 def make_console(file: TextIO | None = None, stderr: bool = False) -> Console:
-    """The console of a command: colours on a terminal, long lines left whole in files and pipes."""
+    """Return the console of a command: colours on a terminal, long lines left whole in files and pipes."""
     console = _Console(file=file, stderr=stderr, highlight=False, markup=False)
     if not console.is_terminal:
         console.soft_wrap = True
@@ -137,7 +137,7 @@ class TrainingProgress:
             self._bar.stop()
 
     def task(self, name: str) -> Callable[[float], None]:
-        """The function that shows which share of a long task between two steps is done, 0 to 1."""
+        """Return the function that shows which share of a long task between two steps is done, 0 to 1."""
         if not self._enabled:
             return lambda share: None
         bar, task = self._bar, self._task

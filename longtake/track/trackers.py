@@ -87,7 +87,7 @@ class Tracker:
         return True
 
     def __init__(self, run: TrackedRun) -> None:
-        """Opens it. Raises `UserError` and OSError."""
+        """Open it. Raises `UserError` and OSError."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Figures of a step, by names such as `train/loss`."""
@@ -311,24 +311,24 @@ class Trackers:
             tracker.show(step, videos)
 
     def close(self) -> None:
-        """Closes all of them; may be called again."""
+        """Close all of them; may be called again."""
         self._open = []
         self._closing.close()
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Adds a record, with `step` among it, to a file of lines as `MetricsFile` writes them."""
+    """Add a record, with `step` among it, to a file of lines as `MetricsFile` writes them."""
     with naming(path), path.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(_finite(record), allow_nan=False) + "\n")
 
 
 def read_lines(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl`, oldest first; a last line that was cut off is left out."""
+    """Return the records of a `metrics.jsonl`, oldest first; a last line that was cut off is left out."""
     return [record for _, record in _whole_lines(Path(path))]
 
 
 def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The lines that are records, with what they say."""
+    """Return the lines that are records, with what they say."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     whole = [(line, record) for line in lines if (record := _record(line)) is not None]
     if len(whole) < len(lines):

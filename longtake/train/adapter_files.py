@@ -30,8 +30,8 @@ _STEP = "{step}"
 
 
 def own_names(wanted: Mapping[str, str], run: Path) -> dict[str, str]:
-    """The names of a run's files (style -> name with {step} in it): those that are wanted, with the run's behind the
-    step where files of another run or program have them already. A run keeps the names that it has got."""
+    """Return the names of a run's files (style -> name with {step} in it): those that are wanted, with the run's
+    behind the step where files of another run or program have them already. A run keeps the names that it has got."""
     before = _names_in(run)
     with_run = {style: name.replace(_STEP, f"{_STEP}-{run.name}") for style, name in wanted.items()}
     if before in (wanted, with_run):
@@ -46,7 +46,7 @@ def own_names(wanted: Mapping[str, str], run: Path) -> dict[str, str]:
 
 
 def _names_in(run: Path) -> dict[str, str]:
-    """The names that a run has got; none where the folder is no run's, or cannot be read."""
+    """Return the names that a run has got; none where the folder is no run's, or cannot be read."""
     try:
         return {style: str(name) for style, name in read_object(run / NAMES_FILE, {}, "").items()}
     except (OSError, UserError):
@@ -76,7 +76,7 @@ class AdapterFiles:
         return cls(folder, names, config.family.weight_format, config.model, base)
 
     def write(self, checkpoint: Path) -> None:
-        """Writes the files of a complete checkpoint of the run in place of those that it has written of that step."""
+        """Write the files of a complete checkpoint of the run in place of those that it has written of that step."""
         adapters = read_adapters_of(CheckpointWeights(checkpoint, alone=True))
         for style, file in self._files(checkpoint).items():
             partial = file.with_name(f".partial-{file.name}")
@@ -85,7 +85,7 @@ class AdapterFiles:
             replace(partial, file)
 
     def remove(self, checkpoints: Iterable[Path]) -> None:
-        """Removes the files of checkpoints that are gone."""
+        """Remove the files of checkpoints that are gone."""
         for checkpoint in checkpoints:
             for file in self._files(checkpoint).values():
                 _remove(file)

@@ -55,7 +55,7 @@ class Choices:
 
 
 def machine_facts(device: torch.device) -> dict[str, str]:
-    """The device and the versions for which a choice holds."""
+    """Return the device and the versions for which a choice holds."""
     facts = {"device": device.type, "torch": torch.__version__}
     if device.type == "cuda":
         facts |= {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
@@ -65,7 +65,7 @@ def machine_facts(device: torch.device) -> dict[str, str]:
 def settle_blocks(
     config: RunConfig, world: World, choices: Choices, say: Callable[[str], None]
 ) -> tuple[RunConfig, dict[EntryKey, Level]]:
-    """The run with `compile` and `compile_dynamic` decided, and the levels of its entries. Collective."""
+    """Return the run with `compile` and `compile_dynamic` decided, and the levels of its entries. Collective."""
     compiled, why = compiles(config, world)
     if why is not None:
         say(why)
@@ -78,7 +78,7 @@ def settle_blocks(
 
 
 def has_dynamic_sizes(config: RunConfig) -> tuple[bool, str]:
-    """The default of `compile_dynamic` for a run's bucket table, and a line on it."""
+    """Return the default of `compile_dynamic` for a run's bucket table, and a line on it."""
     kind = denoiser_class(config.model)
 
     def shape(bucket: Bucket) -> tuple[int, int]:
@@ -124,8 +124,8 @@ def choose_levels(
 
 
 def read_levels(record: Found) -> tuple[dict[EntryKey, Level], int]:
-    """The levels of a record by entry of the bucket table, and the bytes they were chosen for. Raises `UserError` for a
-    record of run.json that no launch has written."""
+    """Return the levels of a record by entry of the bucket table, and the bytes they were chosen for. Raises
+    `UserError` for a record of run.json that no launch has written."""
     try:
         pairs = [(name, *pair) for name, by_frames in record["levels"].items() for pair in by_frames.items()]
         levels: dict[EntryKey, Level] = {(name, int(frames)): level for name, frames, level in pairs}

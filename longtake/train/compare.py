@@ -70,7 +70,7 @@ class _Compared:
         ]
 
     def loss_at(self, step: float | None = None, hours: float | None = None) -> float:
-        """The mean over the last steps up to there."""
+        """Return the mean over the last steps up to there."""
         if hours is not None:
             lines = [line for line, at in zip(self._lines, self.hours or (), strict=False) if at <= hours * (1 + 1e-9)]
         else:
@@ -88,12 +88,12 @@ def _seconds(line: Mapping[str, Any]) -> float:
 
 
 def _made_by(record: RunRecord, line: Mapping[str, Any]) -> LaunchRecord:
-    """The last launch that began before a step: an earlier one's was made again."""
+    """Return the last launch that began before a step: an earlier one's was made again."""
     return next((one for one in reversed(record.launches) if one.step < line["step"]), record.launches[0])
 
 
 def write_comparison(path: Path, records: Sequence[RunRecord]) -> None:
-    """Writes the page of several runs, whole or not at all. Raises `UserError` where one has made no step, or is given
+    """Write the page of several runs, whole or not at all. Raises `UserError` where one has made no step, or is given
     twice."""
     for number, record in enumerate(records):
         if not record.lines:
@@ -130,7 +130,7 @@ def _names(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _figures(runs: Sequence[_Compared]) -> pages.Html:
-    """Final figures side by side."""
+    """Return final figures side by side."""
     step = min(run.record.step for run in runs)
     known = [run.hours[-1] for run in runs if run.hours]
     hours = min(known) if len(known) == len(runs) else None
@@ -181,7 +181,7 @@ def _charts(runs: Sequence[_Compared], by_hours: bool) -> pages.Html:
 
 
 def _by_bucket(runs: Sequence[_Compared], by_hours: bool, by: str) -> Iterator[pages.Html]:
-    """The losses of buckets that several runs have, the most frequent first."""
+    """Yield the losses of buckets that several runs have, the most frequent first."""
     found = [[(at, of) for at, of in run.points("buckets", by_hours) if isinstance(of, Mapping)] for run in runs]
     counts = [Counter(name for _, of in points for name in of) for points in found]
     common = [name for name, _ in sum(counts, Counter()).most_common() if sum(name in one for one in counts) > 1]
@@ -228,7 +228,7 @@ def _flat(section: Section, above: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _power(runs: Sequence[_Compared]) -> pages.Html:
-    """The mean draw of a GPU, over all nodes."""
+    """Return the mean draw of a GPU, over all nodes."""
     known = [run for run in runs if any("watts" in line for line in run.record.lines)]
     unknown = ", ".join(run.name for run in runs if run not in known)
     why = "metrics.jsonl has no watts, which only NVIDIA's driver tells, from a run's second point in the log on"

@@ -342,7 +342,7 @@ class RunConfig(SystemConfig, TrackingConfig):
         return self
 
     def _check_low_noise(self, boundary: float) -> None:
-        """Raises `ValueError` where two denoisers cannot be trained in one run."""
+        """Raise `ValueError` where two denoisers cannot be trained in one run."""
         if self.objective.within(0.0, 1.0) is None:
             raise ValueError(
                 f'low_noise: objective.type = "{self.objective.type}" has no law of times that can be cut; train '

@@ -84,7 +84,7 @@ def _stills(divisor: int, sides: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def _seconds(system: System, shape: tuple[int, int, int], batch_size: int) -> float:
-    """The time of one micro-batch forward and backward on this rank."""
+    """Return the time of one micro-batch forward and backward on this rank."""
     video = torch.zeros(batch_size, 3, *shape, dtype=torch.uint8)
     times = []
     for _ in range(1 + _REPEATS):

@@ -60,7 +60,7 @@ def train_all(
 
 
 def _placed(curriculum: Curriculum, stage: Stage, command: CommandLine) -> RunConfig:
-    """The config of a stage, with its folder in that of the curriculum. Raises `ConfigError` and `UserError`."""
+    """Return the config of a stage, with its folder in that of the curriculum. Raises `ConfigError` and `UserError`."""
     config = curriculum.resolve(stage, command, RunConfig).value
     for key in _NOT_FOR_ALL:
         if (value := getattr(config, key)) is not None:
@@ -101,7 +101,7 @@ class CurriculumLaunch:
         return 0
 
     def _with_weights(self, stage: Stage, config: RunConfig, done: Mapping[str, str]) -> RunConfig:
-        """The config with the weights that the stage starts from: its own, else those of the stage before.
+        """Return the config with the weights that the stage starts from: its own, else those of the stage before.
 
         `--model.from_pretrained` is for the first stage, and for the one that `--stage` names. Adapters of the stage
         before are trained further in one with the same `lora`, even if that names a file: the first stage loaded it.
@@ -124,7 +124,8 @@ class CurriculumLaunch:
         return config.model_copy(update=changes)
 
     def _launch_line(self, parallel: ParallelConfig) -> str:
-        """The command that starts the stage on a number of processes that fits, as near to this one as may be."""
+        """Return the command that starts the stage on a number of processes that fits, as near to this one as
+        may be."""
         degrees = {axis: getattr(parallel, axis) for axis in AXES}
         product = math.prod(degree for degree in degrees.values() if degree != "auto")
         size = product if "auto" not in degrees.values() else max(1, self.world.size // product) * product
@@ -152,7 +153,7 @@ def read_done(folder: Path) -> dict[str, str]:
 
 
 def note_done(folder: Path, stage: str, checkpoint: str) -> None:
-    """Adds a stage to those that are done; launches of other stages may do so at the same time."""
+    """Add a stage to those that are done; launches of other stages may do so at the same time."""
     with (folder / LOCK_FILE).open("a") as lock:
         with suppress(OSError):  # a file system without locks
             locks.flock(lock, locks.LOCK_EX)

@@ -13,7 +13,7 @@ from longtake.train.config import RunConfig
 
 
 def describe_objective(objective: type[Objective] | None, config: RunConfig) -> CustomObjective | None:
-    """The record of an objective for checkpoints; None for the config's own.
+    """Return the record of an objective for checkpoints; None for the config's own.
 
     Raises `UserError` for what is not a subclass of `Objective`, for an abstract one, for one whose source cannot be
     read, and for a run of two denoisers, whose times are parts of the config's own objective.
@@ -35,7 +35,7 @@ def describe_objective(objective: type[Objective] | None, config: RunConfig) -> 
 
 
 def _source(objective: type[Objective], name: str) -> str:
-    """The text of the class; in a notebook, where that is not found, the text of its methods."""
+    """Return the text of the class; in a notebook, where that is not found, the text of its methods."""
     try:
         return inspect.getsource(objective)
     except (OSError, TypeError):

@@ -78,7 +78,7 @@ def open_folder(config: RunConfig, world: World, source: str) -> Iterator[RunFol
 
 @contextmanager
 def starting_point(place: RunFolder, config: RunConfig, world: World) -> Iterator[RunFolder]:
-    """The folder with the checkpoint that the run starts from, which nobody removes while the body runs.
+    """Yield the folder with the checkpoint that the run starts from, which nobody removes while the body runs.
 
     That is the last whole one of a run that is continued, with metrics after it cut off; for another it is what `load`
     names. Collective.
@@ -108,8 +108,8 @@ def left_elsewhere(config: RunConfig) -> TrainingFolder | None:
 
 
 def _lock(folder: Path, seconds: float) -> TextIO | None:
-    """The lock of a folder, which the system takes off a launch that dies; None where the folder is gone, or another
-    launch has the lock and does not end within `seconds`.
+    """Return the lock of a folder, which the system takes off a launch that dies; None where the folder is gone, or
+    another launch has the lock and does not end within `seconds`.
 
     Two launches would delete each other's unfinished checkpoints and cut off each other's metrics.
     """
@@ -175,14 +175,14 @@ def take_over_quarantine(place: RunFolder, world: World) -> None:
 
 
 def give_up(place: RunFolder, world: World) -> None:
-    """Removes a folder that this launch has made."""
+    """Remove a folder that this launch has made."""
     if world.is_main and not place.continues and not place.restarted:
         shutil.rmtree(place.path, ignore_errors=True)
 
 
 @contextmanager
 def given_up_on_error(place: RunFolder, world: World) -> Iterator[None]:
-    """Removes a folder that this launch has made if the body fails: a mistake found before step 1 leaves none."""
+    """Remove a folder that this launch has made if the body fails: a mistake found before step 1 leaves none."""
     try:
         yield
     except BaseException:
@@ -191,7 +191,7 @@ def given_up_on_error(place: RunFolder, world: World) -> Iterator[None]:
 
 
 def _find(config: RunConfig, source: str) -> tuple[RunFolder, float]:
-    """The folder of this launch, and how many seconds it may wait for the lock; 0: another folder will do."""
+    """Return the folder of this launch, and how many seconds it may wait for the lock; 0: another folder will do."""
     outputs, name = Path(config.outputs), run_name(config, source)
     if Path(source).is_dir() and config.load is None:
         return RunFolder(Path(source), None, continues=True), _LOCK_SECONDS
@@ -206,7 +206,7 @@ def _find(config: RunConfig, source: str) -> tuple[RunFolder, float]:
 
 
 def run_name(config: RunConfig, source: str) -> str:
-    """The name of a run: `exp_name`, else date, time and the config file's name."""
+    """Return the name of a run: `exp_name`, else date, time and the config file's name."""
     if config.exp_name is not None:
         return config.exp_name
     path = Path(source)
@@ -215,12 +215,12 @@ def run_name(config: RunConfig, source: str) -> str:
 
 
 def _bare(name: str) -> str:
-    """A folder's name without its date."""
+    """Return a folder's name without its date."""
     return _DATE.sub("", name)
 
 
 def _folders_of(config: RunConfig, outputs: Path, name: str) -> list[Path]:
-    """The folders in `outputs` of the runs of one name.
+    """Return the folders in `outputs` of the runs of one name.
 
     With `exp_name`, those are `name`, `name-2` and so on; a `name-2` whose own `exp_name` is "name-2" is another run.
     Without, those with another date before the name.
@@ -259,7 +259,7 @@ def _saved_name(folder: Path) -> str | None:
 
 
 def _new_folder(outputs: Path, name: str) -> Path:
-    """Makes `outputs/name`, or with the first number that is not taken."""
+    """Make `outputs/name`, or with the first number that is not taken."""
     number = _next_number(outputs) if NUMBER in name else 1
     while True:
         path = outputs / (_with_number(name, number) if NUMBER in name or number == 1 else f"{name}-{number}")
@@ -271,7 +271,7 @@ def _new_folder(outputs: Path, name: str) -> Path:
 
 
 def new_name(config: RunConfig, source: str) -> str:
-    """The folder name of a run that starts now."""
+    """Return the folder name of a run that starts now."""
     name = config.exp_name or Path(source).stem
     return _with_number(name, _next_number(Path(config.outputs))) if NUMBER in name else name
 
@@ -287,7 +287,7 @@ def _next_number(outputs: Path) -> int:
 
 
 def save_config(folder: Path, config: RunConfig) -> None:
-    """Writes `config.py`; an earlier one that differs is kept under a name with its number.
+    """Write `config.py`; an earlier one that differs is kept under a name with its number.
 
     What a launch started from is left out: the folder says that by itself when the run is continued.
     """

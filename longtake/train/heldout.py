@@ -31,9 +31,9 @@ class HeldOut:
     world: World
 
     def losses(self, beat: Callable[[float], None], stop: Callable[[], bool]) -> dict[str, Any] | None:
-        """The losses under the weights of the moment, as `summary` gives them, and `measured`, which is another where
-        other clips or levels are measured; None where `stop` says so on some rank.
-        Every rank makes as many forwards; `beat` gets the share that is done after each of its steps. Collective."""
+        """Return the losses under the weights of the moment, as `summary` gives them, and `measured`, which is
+        another where other clips or levels are measured; None where `stop` says so on some rank. Every rank makes as
+        many forwards; `beat` gets the share that is done after each of its steps. Collective."""
         section, config, peers = self.config.validation, self.config, self.stream.peers
         assert section is not None, "a run without validations"
         sums: Sums = {}
@@ -61,12 +61,12 @@ class HeldOut:
         return {"measured": measured, **found}
 
     def _expert(self, level: float) -> str:
-        """The name of the denoiser that works at a noise level."""
+        """Return the name of the denoiser that works at a noise level."""
         return EXPERTS[0 if self.system.is_high(self.system.objective.time_at(level)) else 1]
 
 
 def summary(of_ranks: Sequence[Sums], levels: Sequence[float]) -> dict[str, Any]:
-    """The mean loss over all clips and levels, that of each level, and the same of each bucket."""
+    """Return the mean loss over all clips and levels, that of each level, and the same of each bucket."""
     buckets: Sums = {}
     for sums in of_ranks:
         for name, own in sums.items():
@@ -83,7 +83,7 @@ def _means(sums: np.ndarray, levels: Sequence[float]) -> dict[str, Any]:
 
 
 def curves(found: Mapping[str, Any], prefix: str = "validation/") -> Iterator[tuple[str, float]]:
-    """The figures of a summary by the names of their curves."""
+    """Yield the figures of a summary by the names of their curves."""
     yield f"{prefix}loss", found["loss"]
     names = found.get("experts", {})
     for level, value in found["levels"].items():

@@ -55,8 +55,8 @@ class RunData:
 
 
 def open_tables(config: RunConfig) -> tuple[Table, Table | None]:
-    """The table of clips, and that of held-out ones where one is named. Raises `UserError` that names every file of
-    the run that is missing, weights and encoders among them, before any is downloaded."""
+    """Return the table of clips, and that of held-out ones where one is named. Raises `UserError` that names every
+    file of the run that is missing, weights and encoders among them, before any is downloaded."""
     tables: list[Table | None] = []
     faults: list[str] = []
     for opened in (
@@ -74,7 +74,7 @@ def open_tables(config: RunConfig) -> tuple[Table, Table | None]:
 
 
 def open_held_out_table(config: RunConfig) -> Table | None:
-    """The table of held-out clips, where one is named. Raises `UserError` as `open_clips` does."""
+    """Return the table of held-out clips, where one is named. Raises `UserError` as `open_clips` does."""
     if config.validation is None or config.validation.data_path is None:
         return None
     dataset = config.dataset.model_copy(update={"data_path": config.validation.data_path, "mix": None})
@@ -84,8 +84,9 @@ def open_held_out_table(config: RunConfig) -> Table | None:
 def settle_latents(
     config: RunConfig, started: Mapping[str, Any] | None, world: World, say: Callable[[str], None]
 ) -> RunConfig:
-    """The run with `dataset.latents` decided where it is "auto"; as in `started`, what a run that is continued was
-    started with, unless that store is gone. Its folder keeps it, so that later launches decide nothing. Collective."""
+    """Return the run with `dataset.latents` decided where it is "auto"; as in `started`, what a run that is
+    continued was started with, unless that store is gone. Its folder keeps it, so that later launches decide
+    nothing. Collective."""
     if config.dataset.latents != "auto":
         return config
     kept = "auto" if started is None else started.get("dataset", {}).get("latents")
@@ -104,7 +105,7 @@ def settle_latents(
 
 
 def open_latents(config: RunConfig, table: Table, world: World) -> FittingStore | None:
-    """The store that the run trains from, once it has proved to fit; None for a run that encodes by itself."""
+    """Return the store that the run trains from, once it has proved to fit; None for a run that encodes by itself."""
     if config.dataset.latents is None:
         return None
     kinds, rule = config.condition_config, config.bucket_rule
@@ -117,7 +118,7 @@ def open_latents(config: RunConfig, table: Table, world: World) -> FittingStore 
 def open_stream(
     config: RunConfig, system: System, data: RunData, state: RunState, world: World, folder: Path, say: Say
 ) -> StepStream:
-    """The steps of a run in `folder` from the moment of `state` on; its loader is to be closed. Collective."""
+    """Return the steps of a run in `folder` from the moment of `state` on; its loader is to be closed. Collective."""
     peers = _bucket_peers(config, system, config.bucket_rule.buckets)
     inputs = _order_inputs(config, system, peers, data.table, state, world)
     quarantine = folder / QUARANTINE_FILE
@@ -128,8 +129,8 @@ def open_stream(
 def open_held_out(
     config: RunConfig, system: System, data: RunData, peers: BucketPeers, world: World, folder: Path, say: Say
 ) -> StepStream:
-    """The held-out clips as steps of one pass, always the same: those of `validation.data_path`, or the ones that are
-    held back of the run's own. Collective."""
+    """Return the held-out clips as steps of one pass, always the same: those of `validation.data_path`, or the ones
+    that are held back of the run's own. Collective."""
     section, rule = config.validation, config.bucket_rule
     assert section is not None, "a run without validations"
     table, latents = (data.table, data.latents) if data.held_out is None else (data.held_out, None)
@@ -168,7 +169,7 @@ def _held_back(config: RunConfig, table: Table) -> np.ndarray:
 
 
 def _validation_numbers(clip_ids: np.ndarray) -> np.ndarray:
-    """A number in [0, 1) for each clip: those with the lowest are held back and measured."""
+    """Return a number in [0, 1) for each clip: those with the lowest are held back and measured."""
     return uniforms(0, 0, Purpose.VALIDATION, 0, np.asarray(clip_ids, np.uint64), 1)[:, 0]
 
 
@@ -247,7 +248,7 @@ def _host_bytes(config: RunConfig, world: World) -> int:
 
 
 def _bucket_peers(config: RunConfig, system: System, buckets: Sequence[Bucket]) -> BucketPeers:
-    """The peers of every entry of the bucket table, as `parallel.bucket_sequence` wants them. Collective."""
+    """Return the peers of every entry of the bucket table, as `parallel.bucket_sequence` wants them. Collective."""
 
     def tokens(bucket: Bucket) -> int:
         return system.tokens(bucket.shape) + system.facts.text_length
@@ -270,7 +271,7 @@ def _slot_sizes(
 
 
 def slot_sizes_kept(config: RunConfig, inputs: OrderInputs) -> SlotSizes:
-    """The sizes, and what they follow from, for checkpoints."""
+    """Return the sizes, and what they follow from, for checkpoints."""
     found: dict[str, dict[str, int]] = {}
     for (name, num_frames), size in inputs.slot_sizes.items():
         found.setdefault(name, {})[str(num_frames)] = size
@@ -278,6 +279,6 @@ def slot_sizes_kept(config: RunConfig, inputs: OrderInputs) -> SlotSizes:
 
 
 def _basis(config: RunConfig, buckets: Sequence[Bucket]) -> Any:
-    """The setting, and the batch sizes that an "auto" weighs, as they come back from JSON."""
+    """Return the setting, and the batch sizes that an "auto" weighs, as they come back from JSON."""
     batch_sizes = {f"{bucket.resolution}/{bucket.num_frames}": bucket.batch_size for bucket in buckets}
     return json.loads(json.dumps([config.parallel.bucket_sequence, batch_sizes], sort_keys=True))

@@ -120,7 +120,7 @@ class Trainer:
             raise self.stream.world.on_main(lambda: lost.refusal(config.dataset, quarantine))
 
     def validate(self, now: bool = False) -> bool:
-        """Makes the validation of this moment where one is due, or is asked for now; returns whether a stop was asked
+        """Make the validation of this moment where one is due, or is asked for now; return whether a stop was asked
         for meanwhile."""
         if self.validator is not None:
             self.stopped = self.validator.make_due(self.clock, self.pass_ended, now)
@@ -179,7 +179,8 @@ class Trainer:
         return count
 
     def micro_batch(self, batch: Batch, empty: Conditions, system: System) -> Tensor:
-        """The loss of one micro-batch: the sum over samples of weight x loss, divided by the bucket's batch size."""
+        """Return the loss of one micro-batch: the sum over samples of weight x loss, divided by the bucket's batch
+        size."""
         config = self.config
         weights = batch.weights.to(system.device, non_blocking=True)
         dropout, left_out = config.text_dropout, config.no_i2v_ref_loss
@@ -189,7 +190,7 @@ class Trainer:
         return micro_batch_loss(system.objective.loss, prediction, noised, weights, batch.bucket.batch_size)
 
     def save(self, ends: bool = False) -> bool:
-        """Writes a checkpoint of this moment, unless it is there already; returns whether a stop was asked for by then.
+        """Write a checkpoint of this moment, unless it is there already; return whether a stop was asked for by then.
 
         In the middle of steps that are left out none is written, so that retention keeps those of before. Raises
         `UserError`, and writes none, where tensors hold NaN or infinity, or weights are out of all bounds: it would be
@@ -221,7 +222,7 @@ class Trainer:
 
 @contextmanager
 def collected_by_hand(every: int) -> Iterator[Callable[[int], object]]:
-    """Stops Python's garbage collector in the body, which calls what it gets after each step, with the step's number.
+    """Stop Python's garbage collector in the body, which calls what it gets after each step, with the step's number.
 
     By itself the collector runs whenever enough objects were made, on each rank at another moment, and all other ranks
     wait for that one in their next collective; here it runs in the same steps on every rank. `every`, in steps: 0

@@ -41,16 +41,16 @@ class Preview:
     steps: str
 
     def text(self) -> str:
-        """The report as a plain table, and below it what a step is taken to be."""
+        """Return the report as a plain table, and below it what a step is taken to be."""
         return f"{self.report.text()}\n{self.steps}"
 
     def picture(self) -> Html:
-        """The same as parts of a page."""
+        """Return the same as parts of a page."""
         return html('{}<p class="note">{}</p>', bucket_picture(self.report.to_json()), self.steps)
 
 
 def read_previewed(run: str, table: Path, overrides: Sequence[str] = (), dialect: Dialect | None = None) -> RunConfig:
-    """The config of RUN (a config file, or the folder of a run) with `table` in place of its own `dataset`'s.
+    """Return the config of RUN (a config file, or the folder of a run) with `table` in place of its own `dataset`'s.
 
     `overrides` are command-line words. `dialect`: that of RUN. Raises `ConfigError`.
     """
@@ -59,7 +59,7 @@ def read_previewed(run: str, table: Path, overrides: Sequence[str] = (), dialect
 
 
 def preview_buckets(config: RunConfig, table: Path) -> Preview:
-    """The bucket report of the first pass of a run over `table`, in place of the run's own.
+    """Return the bucket report of the first pass of a run over `table`, in place of the run's own.
 
     Steps are counted as at the run's first launch on the fewest GPUs that its degrees allow, where `slots_per_step`
     does not say how large they are. Raises `UserError` as `open_rows` and `ClipTable.open` do, and for degrees that do

@@ -66,7 +66,7 @@ class HostCopy:
             self._there = torch.cuda.current_stream(numbers.device).record_event()
 
     def read(self) -> list[Any]:
-        """The numbers; kernels queued after the copy keep running."""
+        """Return the numbers; kernels queued after the copy keep running."""
         if self._there is not None:
             self._there.synchronize()
         return self._numbers.tolist()
@@ -80,7 +80,7 @@ class MeanLoss:
     share: float = 0.0
 
     def add(self, loss: float, share: float) -> None:
-        """Takes in a micro-batch, see `StepSums.losses` and `StepSums.shares`."""
+        """Take in a micro-batch, see `StepSums.losses` and `StepSums.shares`."""
         self.total += loss
         self.share += share
 
@@ -119,7 +119,7 @@ class Recorder:
         self._requests = 0
 
     def push(self, record: StepRecord) -> bool:
-        """Takes in a step and reads the one before it; returns whether any rank was asked to stop by then.
+        """Take in a step and read the one before it; return whether any rank was asked to stop by then.
 
         Raises `UserError` if too many steps in a row had to be left out, or nothing can be loaded any more.
         """
@@ -144,12 +144,12 @@ class Recorder:
         return found
 
     def flush(self) -> bool:
-        """Reads the last step too (waits for the device)."""
+        """Read the last step too (waits for the device)."""
         before, self._pending = self._pending, None
         return self._read(*before) if before is not None else False
 
     def close(self) -> None:
-        """Reads the last step and passes on what has gathered since the last figures."""
+        """Read the last step and passes on what has gathered since the last figures."""
         self.flush()
         if self._last is not None and self._losses:
             self._log(*self._last)
@@ -212,7 +212,7 @@ class Recorder:
         self.progress.update(step, self._log(*self._last) if step % self.log_every == 0 else {"loss": loss})
 
     def _log(self, step: int, grad_norm: float, record: StepRecord) -> dict[str, float]:
-        """Passes on the figures since the last time; returns those that the terminal shows."""
+        """Pass on the figures since the last time; return those that the terminal shows."""
         figures = {"loss": sum(self._losses) / len(self._losses)} if self._losses else {}
         figures |= {
             "grad_norm": grad_norm,
@@ -231,7 +231,7 @@ class Recorder:
         return {name: v for name, v in figures.items() if name in _SHOWN}
 
     def _check_loaded(self, record: StepRecord, loaded: int) -> None:
-        """Ends the run, on all ranks together, where whole steps go by without a sample that could be loaded."""
+        """End the run, on all ranks together, where whole steps go by without a sample that could be loaded."""
         if loaded:
             self._in_a_row, self._first_fault, self._any_loaded = 0, None, True
             return
@@ -242,7 +242,7 @@ class Recorder:
             self._end_for_lack_of_data(record)
 
     def check_trained(self) -> None:
-        """Raises `UserError` if steps were made, and not one sample of all of them could be loaded."""
+        """Raise `UserError` if steps were made, and not one sample of all of them could be loaded."""
         before = self._pending
         self.flush()
         if before is not None and not self._any_loaded:
@@ -258,7 +258,7 @@ class Recorder:
         )
 
     def _clips(self, record: StepRecord) -> list[str]:
-        """The samples of a step by their clips' ids, 16 hexadecimal digits each."""
+        """Return the samples of a step by their clips' ids, 16 hexadecimal digits each."""
         rows = [int(row) for slot in record.slots for row in slot.rows[: slot.num_samples]]
         return [f"{int(self.table.clip_ids[row]) & 0xFFFFFFFFFFFFFFFF:016x}" for row in rows]
 
@@ -291,7 +291,7 @@ class Recorder:
 
 
 def _drawn(slots: Sequence[Slot]) -> dict[str, int]:
-    """Samples of a step by bucket, those that could not be loaded included."""
+    """Sample of a step by bucket, those that could not be loaded included."""
     found: dict[str, int] = defaultdict(int)
     for slot in slots:
         found[slot.bucket.name] += slot.num_samples

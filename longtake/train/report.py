@@ -77,7 +77,7 @@ class RunRecord:
 
 
 def read_record(folder: Path) -> RunRecord:
-    """Reads the folder of a run, also of one that goes on meanwhile. Raises `UserError` where it is none."""
+    """Read the folder of a run, also of one that goes on meanwhile. Raises `UserError` where it is none."""
     if not folder.is_dir():
         raise UserError(f"{folder}: is no folder of a run; give one, such as outputs/demo/run")
     config = read_run(str(folder), schema=RunWithoutTable).value
@@ -100,7 +100,7 @@ def _read_note(folder: Path) -> str:
 
 
 def write_note(folder: Path, note: str) -> None:
-    """Keeps what a run is to show, for its reports; an empty note takes away the one that is there."""
+    """Keep what a run is to show, for its reports; an empty note takes away the one that is there."""
     if note.strip():
         write_whole(folder / NOTE_FILE, note.strip() + "\n")
     else:
@@ -117,7 +117,7 @@ def _buckets(path: Path) -> pages.Html:
 
 
 def write_report(path: Path, record: RunRecord, samples: Path | None = None) -> None:
-    """Writes the page of a run, with the videos and stills in the folder `samples`, whole or not at all."""
+    """Write the page of a run, with the videos and stills in the folder `samples`, whole or not at all."""
     config, films = record.config, [] if samples is None else sample_films(samples)
     last = f"{config.max_steps:,}" if config.max_steps else "no last one"
     shown = [pages.html("<h2>Samples</h2>{}", pages.grid(films, plays=True))] if films else []
@@ -156,7 +156,7 @@ def mean_watts(line: Mapping[str, Any]) -> float:
 def run_sections(
     record: RunRecord, facts: Sequence[tuple[str, str]] = (), prompt: str = "what the video shows"
 ) -> list[pages.Html]:
-    """The parts of every report of a run. `facts`: more about it; `prompt`: of a video that it may make."""
+    """Return the parts of every report of a run. `facts`: more about it; `prompt`: of a video that it may make."""
     commands = [(what, pages.html("<code>{}</code>", line)) for what, line in going_on(record, prompt)]
     return [
         pages.html("<h2>Curves</h2>{}", _curves(record)),
@@ -168,8 +168,8 @@ def run_sections(
 
 
 def sample_films(folder: Path) -> list[pages.Html]:
-    """The videos and stills in a folder, at most 24 evenly chosen, each with the text beside it. Raises `UserError`
-    where there is no such folder."""
+    """Return the videos and stills in a folder, at most 24 evenly chosen, each with the text beside it. Raises
+    `UserError` where there is no such folder."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give the one that `longtake generate` has written to")
     files = sorted(path for path in folder.rglob("*") if path.suffix in (".mp4", ".png") and not _is_sheet(path))
@@ -217,7 +217,8 @@ def _curves(record: RunRecord) -> pages.Html:
 
 
 def _held_out(lines: Sequence[Mapping[str, Any]]) -> Iterator[pages.Html]:
-    """The held-out loss: the whole, by noise level and by bucket; of the averaged weights where there are some."""
+    """Yield the held-out loss: the whole, by noise level and by bucket; of the averaged weights where there
+    are some."""
     weights = "ema" if any(line.get("weights") == "ema" for line in lines) else "raw"
     kept = {
         line["step"]: line for line in lines if line.get("weights") == weights and isinstance(line.get("loss"), float)

@@ -190,7 +190,7 @@ class RunLaunch:
     began: float = field(default_factory=time.time)
 
     def say(self, line: str) -> None:
-        """Puts a line on this rank's terminal."""
+        """Put a line on this rank's terminal."""
         self.console.print(line, markup=False)
 
     def prepare(self, parts: ExitStack) -> Prepared | Outcome:
@@ -252,13 +252,14 @@ class RunLaunch:
         return Prepared(place, system, updates, data, start, stream, order, begun, trackers, saver, health, validation)
 
     def settled(self, place: RunFolder, first_step: FirstStepTimer) -> RunConfig:
-        """The run with its autoencoder fitted and the source of its latents decided."""
+        """Return the run with its autoencoder fitted and the source of its latents decided."""
         with first_step.paused():  # encoding takes its hours
             config = self.fitted(place)
             return settle_latents(config, started_with(place), self.world, self.say_once)
 
     def fitted(self, place: RunFolder) -> RunConfig:
-        """The run with its autoencoder fitted, or with that of the run or store whose latents it goes on with."""
+        """Return the run with its autoencoder fitted, or with that of the run or store whose latents it goes
+        on with."""
         config, earlier = self.config, []
         if config.dataset.stored:
             earlier.append(store_folder(config.dataset, config.stage_number))
@@ -276,7 +277,7 @@ class RunLaunch:
         return due and self.world.on_main(lambda: missing(place.path, start.state.clock.global_step))
 
     def build(self, mesh: Mesh, data: RunData, place: RunFolder, choices: Choices) -> System:
-        """The model with its first weights (not those of a checkpoint)."""
+        """Return the model with its first weights (not those of a checkpoint)."""
         config, levels = settle_blocks(self.config, self.world, choices, self.say_once)
         latents, own = data.latents, place.checkpoint is not None and place.elsewhere is None
         facts_of_encoders = None if latents is None else latents.facts
@@ -301,7 +302,7 @@ class RunLaunch:
             return keep_frozen(place.path, frozen, system.frozen_source, show, system.prefix)
 
     def open_stream(self, system: System, data: RunData, start: Start, place: RunFolder) -> tuple[RunState, StepStream]:
-        """The stream of steps, and what every checkpoint says of the run, its frozen tensors left out."""
+        """Return the stream of steps, and what every checkpoint says of the run, its frozen tensors left out."""
         config, state = self.config, start.state
         stream = open_stream(config, system, data, state, self.world, place.path, self.say)
         begun = RunState(
@@ -324,7 +325,7 @@ class RunLaunch:
         return Choices(self.world, state.choices, self.say_once)
 
     def say_once(self, line: str) -> None:
-        """Puts a line on rank 0's terminal."""
+        """Put a line on rank 0's terminal."""
         if self.world.is_main:
             self.say(line)
 
@@ -364,7 +365,8 @@ class RunLaunch:
         self.say("\n".join(lines))
 
     def adapter_files(self, place: RunFolder) -> AdapterFiles | None:
-        """The files of adapters that this run writes beside its folder; None where it writes none. Collective."""
+        """Return the files of adapters that this run writes beside its folder; None where it writes none.
+        Collective."""
         wanted, folder = self.config.lora_files, place.path.parent
         if not wanted:
             return None
@@ -375,7 +377,7 @@ class RunLaunch:
         return AdapterFiles.of_run(self.config, folder, names)
 
     def nothing_to_train(self, place: RunFolder, start: Start) -> Outcome:
-        """The end of a launch that finds its last step made: one line, and every file as it was."""
+        """Return the end of a launch that finds its last step made: one line, and every file as it was."""
         give_up(place, self.world)
         clock = start.state.clock
         if self.world.is_main:
@@ -426,7 +428,7 @@ class RunLaunch:
         return validator
 
     def finish(self, prepared: Prepared, trainer: Trainer) -> Outcome:
-        """The last words on rank 0, when all is closed."""
+        """Return the last words on rank 0, when all is closed."""
         place, last, stopwatch = prepared.place.path, prepared.saver.last, prepared.health.stopwatch
         if self.world.is_main:
             note_end(place, trainer.stopped)
@@ -447,7 +449,7 @@ class RunLaunch:
 
 
 def _total_steps(config: RunConfig, start: Start, order: PassOrder) -> int:
-    """The step the run ends at; later passes are taken to be as long as this one."""
+    """Return the step the run ends at; later passes are taken to be as long as this one."""
     clock = start.state.clock
     passes = config.epochs - clock.pass_index
     left = order.num_steps - start.skip + (passes - 1) * order.report.num_steps if passes > 0 else 0

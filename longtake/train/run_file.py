@@ -50,7 +50,7 @@ class CommandLine:
 
     @classmethod
     def read(cls, words: Sequence[str], dialect: Dialect | None = None) -> CommandLine:
-        """Raises `UserError` where `--stage` has no name."""
+        """Raise `UserError` where `--stage` has no name."""
         rest: list[str] = []
         words, tiny = take_tiny(words)
         stage, waiting = None, iter(words)
@@ -91,7 +91,7 @@ class Curriculum:
     stages: tuple[Stage, ...]
 
     def stage(self, name: str | None) -> Stage:
-        """The stage of a name. Raises `UserError` where there is none, or no name."""
+        """Return the stage of a name. Raises `UserError` where there is none, or no name."""
         found = [stage for stage in self.stages if stage.name == name]
         if not found:
             names = ", ".join(stage.name for stage in self.stages)
@@ -100,7 +100,7 @@ class Curriculum:
         return found[0]
 
     def resolve(self, stage: Stage, command: CommandLine, schema: type[T]) -> Resolved[T]:
-        """The config of one stage. Raises `ConfigError`."""
+        """Return the config of one stage. Raises `ConfigError`."""
         keys = {"stage_number": stage.number, **stage.keys}
         over = [(str(self.path), self.shared), (f"stage {stage.name} of {self.path}", keys)]
         if stage.run is not None:
@@ -111,7 +111,8 @@ class Curriculum:
 def read_layers(
     base: Path | Mapping[str, Any], command: CommandLine, schema: type[T], over: Layers = ()
 ) -> Resolved[T]:
-    """The config of a run file, or of the keys of one, with layers and flags that override it. Raises `ConfigError`."""
+    """Return the config of a run file, or of the keys of one, with layers and flags that override it. Raises
+    `ConfigError`."""
 
     def read(overrides: Sequence[str], schema: type[Any], over: Layers) -> Resolved[Any]:
         if isinstance(base, Path):
@@ -131,7 +132,7 @@ def read_layers(
 
 
 def _tables_of_buckets(words: Sequence[str]) -> tuple[list[str], Sequence[str]]:
-    """The flags of a command line that say `bucket_config`, and all others; none where it has faults."""
+    """Return the flags of a command line that say `bucket_config`, and all others; none where it has faults."""
     faults: list[Fault] = []
     flags = split_flags(words, faults.append)
     parts: tuple[list[str], list[str]] = ([], [])
@@ -141,7 +142,7 @@ def _tables_of_buckets(words: Sequence[str]) -> tuple[list[str], Sequence[str]]:
 
 
 def _refuse_idle_rates(resolved: Resolved[Any]) -> None:
-    """Raises `ConfigError` for `--lr` or `--eps` where the optimizer's own key has another value, which wins."""
+    """Raise `ConfigError` for `--lr` or `--eps` where the optimizer's own key has another value, which wins."""
     faults = []
     for name in ("lr", "eps"):
         flag, own = resolved.origins.get(name), resolved.origins.get(f"optim.{name}")
@@ -157,14 +158,14 @@ def _refuse_idle_rates(resolved: Resolved[Any]) -> None:
 
 
 def keys_of_generation(path: Path, dialect: Dialect | None = None) -> frozenset[str]:
-    """The keys by which a file is a run file of `longtake generate`; empty for one of training."""
+    """Return the keys by which a file is a run file of `longtake generate`; empty for one of training."""
     names = key_names(path, dialect)
     return frozenset() if names & OF_TRAINING else names & _OF_GENERATION
 
 
 def read_curriculum(run: str, dialect: Dialect | None = None) -> Curriculum | None:
-    """The stages of RUN; None where it has none. Raises `ConfigError`, and `UserError` for stages that are none and for
-    a run file of `longtake generate`."""
+    """Return the stages of RUN; None where it has none. Raises `ConfigError`, and `UserError` for stages that are
+    none and for a run file of `longtake generate`."""
     path = Path(run)
     if not path.is_file():
         return None
@@ -188,8 +189,8 @@ def read_curriculum(run: str, dialect: Dialect | None = None) -> Curriculum | No
 
 
 def words_of_stages(run: str, overrides: Sequence[str], dialect: Dialect | None = None) -> list[list[str]]:
-    """The overrides of each stage of RUN: those given with `--stage NAME` behind them, or alone where it has no stages
-    or one is chosen."""
+    """Return the overrides of each stage of RUN: those given with `--stage NAME` behind them, or alone where it has
+    no stages or one is chosen."""
     command, curriculum = CommandLine.read(overrides), read_curriculum(run, dialect)
     if curriculum is None or command.stage is not None:
         return [list(overrides)]
@@ -222,7 +223,7 @@ def _stage(entry: Any, number: int, path: Path, place: str) -> Stage:
 def read_run(
     run: str, overrides: Sequence[str] = (), schema: type[RunConfig] = RunConfig, dialect: Dialect | None = None
 ) -> Resolved[RunConfig]:
-    """The config of RUN: a config file, or the folder of an earlier run, whose saved config is read.
+    """Return the config of RUN: a config file, or the folder of an earlier run, whose saved config is read.
 
     Two words of `overrides` are no keys: `--tiny`, and `--stage NAME` where the file has stages. `schema`: checks less
     than `RunConfig` where no model is built. `dialect`: the words that RUN and `overrides` are written in.
@@ -250,7 +251,8 @@ def read_run(
 
 
 def _folder_layers(file: Path, command: CommandLine) -> Layers:
-    """The keys that the config in a run's folder leaves to the folder, unless the command line chooses another `ae`."""
+    """Return the keys that the config in a run's folder leaves to the folder, unless the command line chooses another
+    `ae`."""
     if any(word.split("=")[0] in ("--ae", "--ae.type") for word in command.overrides):
         return ()
     keys = fitted_layer(load_config(file, [], dict[str, Any]).tree, file.parent)

@@ -81,14 +81,14 @@ class Saver:
         self._last_step, self._is_own = clock.global_step, True
 
     def remove_old(self) -> None:
-        """Deletes on rank 0 the checkpoints that `keep_n_latest` and `keep_every` do not retain."""
+        """Delete on rank 0 the checkpoints that `keep_n_latest` and `keep_every` do not retain."""
         if self.world.is_main:
             removed = retain(self.folder, self.keep_n_latest, self.keep_every)
             if self.beside is not None:
                 self.beside.remove(removed)
 
     def set_aside(self, last_good_step: int) -> str:
-        """Renames the checkpoint that this launch wrote after its last good step, and returns its new name; empty where
+        """Rename the checkpoint that this launch wrote after its last good step, and return its new name; empty where
         there is none. Collective."""
         if self._last_step != last_good_step or not self._is_own:
             return ""
@@ -96,12 +96,12 @@ class Saver:
         return self.world.on_main(lambda: set_aside(self.last).name)
 
     def wait(self) -> None:
-        """Waits until the last save is complete. Collective."""
+        """Wait until the last save is complete. Collective."""
         if self._background is not None:
             self._background.wait()
 
     def close(self) -> None:
-        """Gives a save in progress a little time to finish, and ends the writer."""
+        """Give a save in progress a little time to finish, and end the writer."""
         if self._background is not None:
             self._background.close(_LAST_SECONDS)
 

@@ -66,7 +66,7 @@ def plan_shared(
 
 
 def _remove_leftovers(temporary: Path) -> None:
-    """Removes the folders of planners that were killed: nobody holds their lock any more."""
+    """Remove the folders of planners that were killed: nobody holds their lock any more."""
     for path in temporary.glob(f"{_PREFIX}*/{_LOCK}"):
         with suppress(OSError), open(path, "r+") as lock:  # an error: a living planner holds it, or another user's
             locks.flock(lock, locks.LOCK_EX | locks.LOCK_NB)

@@ -44,7 +44,7 @@ def restore(
     updates: Sequence[WeightUpdate],
     on_digest: Callable[[float], None] = lambda share: None,
 ) -> Start:
-    """Fills weights, EMA and optimizer of each denoiser from the checkpoint the run starts from, and reads its state.
+    """Fill weights, EMA and optimizer of each denoiser from the checkpoint the run starts from, and read its state.
 
     `start_epoch` and `start_step` move the data position only, to the start of a pass (`start_step` alone: the current
     one); the optimizer and the step counter continue. `on_digest` gets the share of frozen tensors that is compared.
@@ -76,8 +76,8 @@ def scaling_of(system: System) -> dict[str, float]:
 
 
 def _take_over(config: RunConfig, folder: TrainingFolder, system: System, update: WeightUpdate) -> Start:
-    """The same from a checkpoint of another program, whose weights the system has: average, moments, counts. Its own
-    order of data is not known; as many steps of the pass are left out as it has made micro-batches for."""
+    """Yield the same from a checkpoint of another program, whose weights the system has: average, moments, counts.
+    Its own order of data is not known; as many steps of the pass are left out as it has made micro-batches for."""
     optimizer, counts = update.optimizer, [0]
 
     def moments() -> Iterator[tuple[str, Mapping[str, Tensor]]]:
@@ -113,7 +113,7 @@ def _take_over(config: RunConfig, folder: TrainingFolder, system: System, update
 
 
 def _refuse_other_scaling(checkpoint: Path, saved: Mapping[str, float], here: Mapping[str, float]) -> None:
-    """Raises `UserError` where adapters would have another weight in the model than the one they were trained at."""
+    """Raise `UserError` where adapters would have another weight in the model than the one they were trained at."""
     changed = [layer for layer in here if layer in saved and not isclose(saved[layer], here[layer])]
     if changed:
         raise UserError(
@@ -155,7 +155,7 @@ def step_size_lines(config: RunConfig, state: RunState, data_ranks: int) -> list
 
 
 def lost_so_far(config: RunConfig, state: RunState, place: RunFolder) -> LostSamples:
-    """The samples tried and lost up to the checkpoint. Raises `UserError` where they are too many already."""
+    """Return the samples tried and lost up to the checkpoint. Raises `UserError` where they are too many already."""
     quarantine = place.path / QUARANTINE_FILE
     lost = LostSamples.going_on(state.samples, len(read_quarantine(quarantine)))
     if lost.too_many(config.dataset):

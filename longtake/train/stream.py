@@ -78,7 +78,7 @@ class StepStream:
         self._num_faults = 0
 
     def plan(self, pass_index: int, state: dict | None) -> PassOrder:
-        """The order of a pass from a position on; clips that failed in earlier passes are left out.
+        """Return the order of a pass from a position on; clips that failed in earlier passes are left out.
 
         Rank 0's view of the quarantine is everybody's, so no two ranks plan different passes.
         """
@@ -86,7 +86,7 @@ class StepStream:
         return plan_shared(replace(self.inputs, quarantined=known), pass_index, state, self.world, self.table, self.say)
 
     def steps(self, order: PassOrder, skip: int, epochs: int, whole: bool = True) -> Iterator[StepInput]:
-        """The steps of `order` (the first `skip` left out), then those of later passes, until `epochs` are done.
+        """Yield the steps of `order` (the first `skip` left out), then those of later passes, until `epochs` are done.
 
         `whole`: whether `order` is that of a pass from its start. Raises `UserError` at a whole pass without a step
         before any step was made.
@@ -116,7 +116,7 @@ class StepStream:
             yield step
 
     def _batches(self, step: StepInput, parcels: Iterator[tuple[Parcel, int]]) -> Iterator[Batch]:
-        """The micro-batches of a step, none of them kept after its turn.
+        """Yield the micro-batches of a step, none of them kept after its turn.
 
         What a micro-batch lost is in the quarantine before it is handed over, and so before the step's update.
         """
@@ -132,7 +132,8 @@ class StepStream:
             del batch
 
     def _next(self, turn: Turn, parcels: Iterator[tuple[Parcel, int]]) -> tuple[Batch, int]:
-        """A batch on this rank's device, decoded by one of the ranks that share it, and how many samples train."""
+        """Return a batch on this rank's device, decoded by one of the ranks that share it, and how many
+        samples train."""
         parcel, loaded = next(parcels) if turn.reads else (None, 0)
         groups = self.peers.groups(turn.slot.bucket)
         if groups.talk is not None:
@@ -141,7 +142,7 @@ class StepStream:
         return replace(parcel.batch, faults=faults), loaded
 
     def _leave_out(self, faults: Sequence[ClipFault]) -> None:
-        """Puts what could not be loaded into the quarantine, and says so."""
+        """Put what could not be loaded into the quarantine, and say so."""
         append_quarantine(self.quarantine, faults)
         for fault in faults:
             self._num_faults += 1
@@ -160,7 +161,7 @@ def _empty_pass(order: PassOrder) -> str:
 
 
 def _steps(order: PassOrder, skip: int, peers: BucketPeers) -> Iterator[StepInput]:
-    """The steps of an order as this rank sees them, still without their batches.
+    """Yield the steps of an order as this rank sees them, still without their batches.
 
     Ranks that share micro-batches decode them in turns, so each has as much to decode.
     """
@@ -180,7 +181,7 @@ def _steps(order: PassOrder, skip: int, peers: BucketPeers) -> Iterator[StepInpu
 def share_parcel(
     parcel: Parcel | None, loaded: int, reader: int, groups: Subgroup, device: torch.device
 ) -> tuple[Parcel, int]:
-    """The parcel of one rank of the groups, with the number of its samples that train, on all of their ranks.
+    """Return the parcel of one rank of the groups, with the number of its samples that train, on all of their ranks.
 
     Collective. Rank `reader` of the groups gives it, on `device`; the others give None and 0. Two messages: the plan
     over the CPU, so that no device is waited for, and the bytes of all tensors together.

@@ -25,7 +25,7 @@ class StepSums:
         return cls(torch.zeros(2 * num_micro_batches + num_nodes + 3, device=device), num_micro_batches)
 
     def on_host(self, values: list[float]) -> StepSums:
-        """The same sums as `values`, the numbers read from the device."""
+        """Return the same sums as `values`, the numbers read from the device."""
         return StepSums(values, self.num_micro_batches)
 
     @property
@@ -60,5 +60,5 @@ class StepSums:
         return self.values[-1]
 
     def are_finite(self) -> Tensor:
-        """True where every sum but the flags is finite: bool, 0-d, on the device."""
+        """Return True where every sum but the flags is finite: bool, 0-d, on the device."""
         return torch.isfinite(self.values[:-1]).all()

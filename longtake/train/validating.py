@@ -48,8 +48,8 @@ def needs_encoders(config: RunConfig) -> bool:
 
 
 def with_encoders(system: System, config: RunConfig, world: World) -> System:
-    """A system that can make videos: one that trains from stored latents gets encoders, in the host's memory between
-    their uses. Collective."""
+    """Return a system that can make videos: one that trains from stored latents gets encoders, in the host's memory
+    between their uses. Collective."""
     if system.encoders is not None or not needs_encoders(config):
         return system
     encoders = build_encoders(encoders_on_host(config), world.device, world)
@@ -96,7 +96,7 @@ class Validator:
         self.done = None if self.world.on_main(lambda: missing(self.folder, step)) else step
 
     def make_due(self, clock: Clock, pass_ended: bool, now: bool = False) -> bool:
-        """Makes the validation of this moment where one is due, or asked for `now`; returns whether the run is to stop,
+        """Make the validation of this moment where one is due, or asked for `now`; return whether the run is to stop,
         which leaves it to the next launch. Collective."""
         if self.done == clock.global_step or not (now or is_due(self.config, clock, pass_ended)):
             return False
@@ -184,7 +184,7 @@ class Validator:
         return lacking
 
     def _note(self, step: int, found: Mapping[str, Mapping[str, Any]]) -> None:
-        """Writes down the held-out losses by the weights they are of."""
+        """Write down the held-out losses by the weights they are of."""
         for weights, of in found.items():
             append_line(self.folder / LOSSES_FILE, {"step": step, "weights": weights, **of})
             prefix = "validation/raw/" if weights == "raw" and len(found) > 1 else "validation/"

@@ -40,12 +40,12 @@ class Clips:
         return self.roots.named(dict.fromkeys([*self.roots.clip_folders(), *own]))
 
     def runs(self) -> list[tuple[str, str]]:
-        """Runs, and presets that train: what has buckets."""
+        """Run, and presets that train: what has buckets."""
         own = self.roots.named(self.roots.runs())
         return own + [(one.name, one.name) for one in presets() if one.kind == "train"]
 
     def report(self, table: str, run: str | None) -> str:
-        """The page of `longtake data stats --html`, with the buckets of a run."""
+        """Return the page of `longtake data stats --html`, with the buckets of a run."""
         from longtake.data.clips.file_cache import FileCache, default_cache_folder
         from longtake.data.tables.mix import table_and_root
         from longtake.data.tables.stats import table_stats
@@ -84,7 +84,7 @@ class Clips:
         return [(join_location(place, path), text or "") for path, text in zip(paths, texts, strict=True)]
 
     def browse(self, table: str, word: str, first: float) -> tuple[str, int, list[tuple[str, str]]]:
-        """A line on what is shown, the first that is, and the clips, some whose caption or path has `word`."""
+        """Return a line on what is shown, the first that is, and the clips, some whose caption or path has `word`."""
         every = self.clips(table)
         found = [clip for clip in every if not word or word.lower() in f"{clip[0]} {clip[1]}".lower()]
         first = max(0, min(int(first), (len(found) - 1) // SHOWN * SHOWN))
@@ -101,7 +101,7 @@ class Clips:
             return box(pages.html('<p class="bad">{}</p>', error))
 
     def save(self, table: str, shown: Sequence[Sequence[str]], texts: Sequence[str]) -> str:
-        """Writes the captions that were changed, as `longtake data captions` does."""
+        """Write the captions that were changed, as `longtake data captions` does."""
         from longtake.data.tables.captions import edit_captions
 
         source = self.roots.path(table, "table")
@@ -210,7 +210,7 @@ def build(roots: Roots) -> None:
 
 
 def _boxes() -> tuple[list[Any], list[Any]]:
-    """The places of the clips that are shown at once, and of their captions."""
+    """Return the places of the clips that are shown at once, and of their captions."""
     import gradio as gr
 
     films, texts = [], []

@@ -32,15 +32,16 @@ _ASK = pages.page(
 
 
 def token_for(host: str, token: str | None) -> str | None:
-    """The token of a page on `host`: the one given, one made up where others could reach it, None on loopback."""
+    """Return the token of a page on `host`: the one given, one made up where others could reach it, None on
+    loopback."""
     if token is not None and len(token) < _SHORTEST:
         raise UserError(f"--token: has {len(token)} characters; give {_SHORTEST} or more, or leave it out to get one")
     return token or (None if host in LOOPBACK else secrets.token_urlsafe(24))
 
 
 def cookie_name(token: str) -> str:
-    """The name of the cookie that keeps a token: one of its own for each token, since a browser sends the cookies of a
-    host to all its ports, and pages of several machines may come through `localhost`."""
+    """Return the name of the cookie that keeps a token: one of its own for each token, since a browser sends the
+    cookies of a host to all its ports, and pages of several machines may come through `localhost`."""
     return f"longtake_{hashlib.sha256(token.encode()).hexdigest()[:16]}"
 
 
@@ -91,7 +92,8 @@ class Gate:
             print(f"{scope['path']!r}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
     def _refusal(self, headers: dict[str, str]) -> str | None:
-        """A page of elsewhere that has a browser ask, by its own name (DNS rebinding) or by ours (cross-site)."""
+        """Return a page of elsewhere that has a browser ask, by its own name (DNS rebinding) or by ours
+        (cross-site)."""
         host = headers.get("host", "")
         if self._loopback and urlsplit(f"//{host}").hostname not in LOOPBACK:
             return "This page answers to 127.0.0.1 and localhost only."
@@ -111,7 +113,7 @@ class Gate:
 
 
 def _malformed(headers: dict[str, str], path: str) -> str | None:
-    """The error of a request before anything is looked up; None where nothing is."""
+    """Return the error of a request before anything is looked up; None where nothing is."""
     for name in ("host", "x-forwarded-host"):  # a chain of proxies writes several of the latter
         if not all(_HOST.fullmatch(host.strip()) for host in headers.get(name, "").split(",")):
             return f"{name}: expected HOST or HOST:PORT."
@@ -125,7 +127,7 @@ def _malformed(headers: dict[str, str], path: str) -> str | None:
 
 
 def _own_path(path: str) -> str:
-    """A path of this page for a Location header: `//host` would lead elsewhere."""
+    """Return a path of this page for a Location header: `//host` would lead elsewhere."""
     return "/" + quote(path.lstrip("/"))
 
 

@@ -31,8 +31,8 @@ _SUFFIXES = (".mp4", ".png")
 
 
 def flag(name: str, value: object) -> list[str]:
-    """A flag that means this value, whatever is in it: text that a command line would take for something else stands
-    in quotes of its own."""
+    """Return a flag that means this value, whatever is in it: text that a command line would take for something else
+    stands in quotes of its own."""
     text = str(value)
     bare = text.strip().lower()
     taken = text.startswith("-") or not bare or bare in ("none", "null")
@@ -42,7 +42,8 @@ def flag(name: str, value: object) -> list[str]:
 
 
 def words_of(form: Mapping[str, Any], roots: Roots, folder: Path) -> list[str]:
-    """The command line behind `longtake` of a filled-in form. Raises `UserError` for what is missing or outside."""
+    """Return the command line behind `longtake` of a filled-in form. Raises `UserError` for what is missing
+    or outside."""
     model = roots.model(form["model"])
     words = ["generate", model, *flag("prompt", _prompt(form))]
     if form["negative"]:
@@ -79,7 +80,7 @@ def _source(model: str, words: tuple[str, ...] = ()) -> GenerationSource:
 
 
 def usual(model: str) -> dict[str, str]:
-    """The size, steps and guidance that a model's videos have where nothing else is said."""
+    """Return the size, steps and guidance that a model's videos have where nothing else is said."""
     option = _source(model).config.sampling_option
     found = {name: getattr(option, name) for name in _SAMPLING if name != "seed"}
     return {name: f"{value:g}" if isinstance(value, float) else str(value or "") for name, value in found.items()}
@@ -107,7 +108,7 @@ def looked_at(words: list[str], roots: Roots, jobs: list[QueuedCommand]) -> tupl
 
 
 def _needs(source: GenerationSource) -> list[tuple[str, str]]:
-    """The forecast of time and memory: of the GPU that is here, or where none is of an H200."""
+    """Return the forecast of time and memory: of the GPU that is here, or where none is of an H200."""
     from longtake.plan.video import forecast_videos, machine_named
 
     config, machine = source.config, machine_named(None)
@@ -125,7 +126,7 @@ def _needs(source: GenerationSource) -> list[tuple[str, str]]:
 
 
 def _like(source: GenerationSource, jobs: list[QueuedCommand]) -> QueuedCommand | None:
-    """The last generation of as many videos of this size and of as many steps by this model."""
+    """Return the last generation of as many videos of this size and of as many steps by this model."""
     asked = settings_of(source)
     alike = ("model", "resolution", "aspect_ratio", "num_frames", "num_steps", "num_sample")
     for job in reversed(jobs):
@@ -180,7 +181,7 @@ def videos_of(job: QueuedCommand) -> list[tuple[Path, str]]:
 
 
 def gallery(jobs: list[QueuedCommand]) -> str:
-    """The videos of all generations, the newest first, each with its settings and its command."""
+    """Return the videos of all generations, the newest first, each with its settings and its command."""
     cards = []
     for job in reversed([job for job in jobs if job.kind == "generate"]):
         for path, seed in videos_of(job):
@@ -210,7 +211,7 @@ class VideoForm:
         return self.roots.own / "videos" / f"{max(taken, default=0) + 1:04d}"
 
     def preview(self, *values: Any) -> tuple[str, str]:
-        """The command line of the form, and what it will take or what is wrong with it."""
+        """Return the command line of the form, and what it will take or what is wrong with it."""
         form = self._form(values)
         if not form["model"] or not (form["prompt"] or "").strip():
             return "", box(pages.html('<p class="said">Choose a model and write a prompt.</p>'))
@@ -222,7 +223,7 @@ class VideoForm:
         return QueuedCommand(Path(), "generate", tuple(words)).command, box(facts)
 
     def ask(self, *values: Any) -> str:
-        """Puts the form's command on the queue: with a seed, and the very checkpoint, so that it can be repeated."""
+        """Put the form's command on the queue: with a seed, and the very checkpoint, so that it can be repeated."""
         form = self._form(values)
         if form["seed"] in (None, ""):
             form["seed"] = random.randrange(2**31)
@@ -259,7 +260,7 @@ class VideoForm:
         return box(*(state(job) for job in under_way))
 
     def again(self, name: str) -> list[Any]:
-        """The fields of the form as an earlier generation had them."""
+        """Return the fields of the form as an earlier generation had them."""
         job = self.queue.job(name or "")
         if job is None:
             raise UserError("settings: choose a generation first")
@@ -334,7 +335,7 @@ def build(roots: Roots, queue: Queue) -> None:
 
 
 def _fields(form: VideoForm) -> tuple[dict[str, Any], Any]:
-    """The fields of the form by their names, and the upload of a first frame."""
+    """Return the fields of the form by their names, and the upload of a first frame."""
     import gradio as gr
 
     choices = form.choices()

@@ -93,8 +93,8 @@ class Adapters:
             return "", mistake(error)
 
     def plan(self, *values: Any) -> tuple[str, str]:
-        """The page of `longtake plan` for the form's run on one GPU, or what is wrong; and the form it is of, none
-        where there is no plan."""
+        """Return the page of `longtake plan` for the form's run on one GPU, or what is wrong; and the form it is of,
+        none where there is no plan."""
         form = dict(zip(FIELDS, values, strict=True))
         words, page = words_of(form, self.roots), self.roots.own / "pages" / "plan.html"
         page.parent.mkdir(parents=True, exist_ok=True)

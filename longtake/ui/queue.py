@@ -60,7 +60,7 @@ class QueuedCommand:
         return self.state in ("done", "failed", "stopped")
 
     def log(self) -> str:
-        """The end of what it printed."""
+        """Return the end of what it printed."""
         try:
             with (self.folder / "log.txt").open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
@@ -87,7 +87,7 @@ class Queue:
     """The commands of a folder. One page at a time runs them."""
 
     def __init__(self, folder: Path):
-        """Raises `UserError` where another page has the folder."""
+        """Raise `UserError` where another page has the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self._lock, self._children = folder, threading.RLock(), dict[int, subprocess.Popen[bytes]]()
         self._held = (folder / "lock").open("a")
@@ -129,7 +129,7 @@ class Queue:
             return job
 
     def stop(self, name: str) -> str:
-        """Takes a command off the queue, or asks it to end (SIGTERM: a training saves); a second time ends it."""
+        """Take a command off the queue, or asks it to end (SIGTERM: a training saves); a second time ends it."""
         with self._lock:
             job = self.job(name)
             if job is None or job.is_over:
@@ -218,7 +218,7 @@ def _encodable(value: Any) -> Any:
 
 
 def _check_argument(text: str) -> None:
-    """Raises `UserError` for text that cannot be an argument of a process."""
+    """Raise `UserError` for text that cannot be an argument of a process."""
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > _MAX_ARGUMENT_BYTES:
         raise UserError(

@@ -40,7 +40,7 @@ class Roots:
 
     @classmethod
     def of(cls, folders: Sequence[Path]) -> Roots:
-        """Raises `UserError` where one is no folder."""
+        """Raise `UserError` where one is no folder."""
         for folder in folders:
             if not folder.is_dir():
                 raise UserError(f"{folder}: is no folder; give folders that the page may see, such as outputs")
@@ -55,7 +55,7 @@ class Roots:
         return self.own / "uploads"
 
     def path(self, text: str, kind: str = "path") -> Path:
-        """A path inside a root, links followed.
+        """Return a path inside a root, links followed.
 
         A root may have its name on the command line, or its last one. Other relative paths start from the first root
         that has them, else from such a name, else from the first root. Raises `UserError` for a path that lies
@@ -89,7 +89,8 @@ class Roots:
                     yield root, Path(text).relative_to(name)
 
     def clip_folders(self) -> list[Path]:
-        """The roots that are folders of clips; the first, where the page writes, only with clips directly in it."""
+        """Return the roots that are folders of clips; the first, where the page writes, only with clips
+        directly in it."""
         runs = self.runs()
         return [
             root
@@ -111,12 +112,12 @@ class Roots:
         return any(path.is_relative_to(root) for root in self.folders)
 
     def runs(self) -> list[Path]:
-        """The folders of runs, the one that changed last first."""
+        """Return the folders of runs, the one that changed last first."""
         found = [path.parent for path in self._files((CONFIG_FILE,))]
         return sorted(found, key=lambda run: run.stat().st_mtime, reverse=True)
 
     def models(self) -> list[str]:
-        """Runs that have a checkpoint, and exported files of weights."""
+        """Run that have a checkpoint, and exported files of weights."""
         runs = [str(run) for run in self.runs() if any(info.complete for info in list_checkpoints(run))]
         files = [path for path in self.files((".safetensors",)) if "model" in path.stem]
         return runs + [str(path) for path in files if not path.stem.startswith("adapter")]  # as peft names adapters

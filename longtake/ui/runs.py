@@ -63,7 +63,7 @@ class Runs:
         return box(_alarms(run), pages.tiles(figures), curves, folded)
 
     def samples(self, name: str) -> str:
-        """The page of a run's validations: checkpoints by prompts, and two side by side."""
+        """Return the page of a run's validations: checkpoints by prompts, and two side by side."""
         from longtake.watch.page import write_page
 
         run = self.roots.path(name, "run")
@@ -87,7 +87,7 @@ class Runs:
         return ask_run(self.roots.path(name, "run"), what)
 
     def go_on(self, name: str, steps: str | None) -> str:
-        """Puts a run's training on the queue, up to `steps` where there are some."""
+        """Put a run's training on the queue, up to `steps` where there are some."""
         from longtake.train.asking import is_training
         from longtake.train.config import RunWithoutTable
         from longtake.train.run_file import read_run
@@ -110,7 +110,7 @@ class Runs:
         return self.queue.add("train", ["train", str(run), *further]).command
 
     def start(self, source: str) -> str:
-        """Puts a run file or preset on the queue."""
+        """Put a run file or preset on the queue."""
         if source not in {one.name for one in presets()}:
             source = str(self.roots.path(source, "run file"))
         return self.queue.add("train", ["train", source, "--outputs", str(self.roots.folders[0])]).command
@@ -219,7 +219,7 @@ def build(roots: Roots, queue: Queue) -> None:
 
 
 def _queue_fields(runs: Runs) -> tuple[Any, Any, Any, Any, Any]:
-    """The queue, the command of it to stop and its button, and what to put on it and its button."""
+    """Return the queue, the command of it to stop and its button, and what to put on it and its button."""
     import gradio as gr
 
     gr.Markdown("### Queue")

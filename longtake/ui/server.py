@@ -46,7 +46,7 @@ def serve(
     folders: Sequence[Path], host: str = "127.0.0.1", port: int = 7860, token: str | None = None,
     say: Callable[[str], object] = print,
 ) -> None:  # fmt: skip
-    """Serves the page until an interrupt. Raises `UserError` where Gradio is missing, or the port or the queue's folder
+    """Serve the page until an interrupt. Raises `UserError` where Gradio is missing, or the port or the queue's folder
     is taken."""
     roots, token = Roots.of(folders), token_for(host, token)
     os.environ |= {
@@ -108,7 +108,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _served(roots: Roots, path: str, suffixes: tuple[str, ...], found: Any, refused: Any) -> Any:
-    """A file inside the roots, of a kind that a browser only shows."""
+    """Return a file inside the roots, of a kind that a browser only shows."""
     try:
         file = roots.path(path, "file")
     except MalformedPath as error:
@@ -121,7 +121,7 @@ def _served(roots: Roots, path: str, suffixes: tuple[str, ...], found: Any, refu
 
 
 def _blocks(roots: Roots, queue: Queue) -> tuple[Any, dict[str, Any]]:
-    """The page, and how it looks: fonts of the reader's own system, nothing fetched."""
+    """Return the page, and how it looks: fonts of the reader's own system, nothing fetched."""
     import gradio as gr
 
     from longtake.ui import data, generate, lora, runs
@@ -142,7 +142,7 @@ def _blocks(roots: Roots, queue: Queue) -> tuple[Any, dict[str, Any]]:
 
 
 def _scoped(style: str) -> str:
-    """The style of Longtake's own pages, for what stands inside `.lt` alone."""
+    """Return the style of Longtake's own pages, for what stands inside `.lt` alone."""
     frames = re.findall(r"@keyframes \w+\{(?:[^{}]*\{[^{}]*\})*\}", style)
     for one in frames:
         style = style.replace(one, "")

@@ -16,7 +16,7 @@ _FRESH_SECONDS = 10  # between two looks at the folders
 
 
 def told(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """A handler whose user's mistakes appear in the page as the sentence that the command line would print."""
+    """Return a handler whose user's mistakes appear in the page as the sentence that the command line would print."""
 
     @functools.wraps(handler)
     def run(*values: Any) -> Any:
@@ -71,7 +71,7 @@ def mistake(error: object) -> str:
 
 
 def media(path: Path, title: str = "") -> pages.Html:
-    """A video or still of the roots."""
+    """Return a video or still of the roots."""
     source = f"/media?path={quote(str(path))}"
     if path.suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".gif"):
         return pages.html('<img src="{}" alt="{}" loading="lazy">', source, title)
@@ -80,7 +80,7 @@ def media(path: Path, title: str = "") -> pages.Html:
 
 
 def frame(path: Path, place: str = "") -> str:
-    """A whole page that Longtake has written, inside this one, from the heading `place` on."""
+    """Return a whole page that Longtake has written, inside this one, from the heading `place` on."""
     words = '<iframe class="page" src="/page?path={}&amp;v={}#{}"></iframe>'
     return str(pages.html(words, quote(str(path)), path.stat().st_mtime_ns, place))
 
@@ -116,7 +116,7 @@ def queue_table(jobs: Iterable[QueuedCommand]) -> pages.Html:
 
 
 def _why(job: QueuedCommand) -> pages.Html:
-    """The reason of a command that failed: the last that it printed."""
+    """Return the reason of a command that failed: the last that it printed."""
     lines = job.log().split("\n") if job.state == "failed" else []
     last = next((line for line in reversed(lines) if line.strip()), "")
     return pages.html('<p class="bad">{}</p>', last) if last else pages.joined([])

@@ -47,7 +47,7 @@ class TensorComparison:
     values: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def add(self, name: str, ours: Tensor, theirs: Tensor) -> None:
-        """Holds copies of both in host memory."""
+        """Hold copies of both in host memory."""
         self.values[name] = ours.detach().float().cpu(), theirs.detach().float().cpu()
 
     @property
@@ -55,13 +55,13 @@ class TensorComparison:
         return max(float(theirs.abs().max()) for _, theirs in self.values.values())
 
     def error(self, name: str) -> float:
-        """The largest difference over the largest value."""
+        """Return the largest difference over the largest value."""
         ours, theirs = self.values[name]
         scale = max(float(theirs.abs().max()), _SMALLEST * self.largest, 1e-30)
         return float((ours - theirs).abs().max()) / scale
 
     def result(self) -> tuple[float, str | None]:
-        """The largest error, and a sentence on what exceeds the limit."""
+        """Return the largest error, and a sentence on what exceeds the limit."""
         errors = {name: self.error(name) for name in self.values}
         worst = max(errors, key=lambda name: errors[name] if errors[name] == errors[name] else float("inf"))
         if errors[worst] <= self.limit:
@@ -102,7 +102,7 @@ def check_parts(config: SystemConfig, device: torch.device, report: Callable[[st
 
 
 def reason_of(error: Exception) -> str:
-    """An error as a record has it. The traceback of a kernel's or a library's goes to stderr."""
+    """Return an error as a record has it. The traceback of a kernel's or a library's goes to stderr."""
     if isinstance(error, UserError):
         return in_one_line(error)
     if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
@@ -128,7 +128,7 @@ def _free(device: torch.device) -> None:
 
 
 def _drawn(*shape: int, seed: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    """Standard normal numbers, the same on every machine."""
+    """Return standard normal numbers, the same on every machine."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
@@ -251,7 +251,7 @@ def _end_blocks(module: nn.Module, lists: Iterable[str]) -> list[str]:
 
 
 def _run_ours(denoiser: nn.Module, inputs: _Inputs) -> dict[str, Tensor]:
-    """The prediction, and gradients by our names."""
+    """Return the prediction, and gradients by our names."""
     blocks = [block for name in type(denoiser).blocks for block in denoiser.get_submodule(name)]
     for block in blocks:  # one block's activations at a time
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
@@ -259,7 +259,7 @@ def _run_ours(denoiser: nn.Module, inputs: _Inputs) -> dict[str, Tensor]:
 
 
 def _run_reference(reference: ReferenceDenoiser, inputs: _Inputs, device: torch.device) -> dict[str, Tensor]:
-    """The same by the library's names, in host memory; its module is freed."""
+    """Return the same by the library's names, in host memory; its module is freed."""
     module = reference.module.to(device)
     lists = [name for name, part in module.named_children() if isinstance(part, nn.ModuleList) and "blocks" in name]
     results = _gradients(module, reference.predict, _end_blocks(module, lists), inputs)

@@ -18,7 +18,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def weight_keys(config: SystemConfig) -> dict[str, str]:
-    """The config keys that name weights, with their values."""
+    """Return the config keys that name weights, with their values."""
     named: dict[str, str | None] = {**denoiser_keys(config)}
     for key in encoder_sections(config):
         named[f"{key}.from_pretrained"] = getattr(getattr(config, key), "from_pretrained", None)
@@ -26,7 +26,7 @@ def weight_keys(config: SystemConfig) -> dict[str, str]:
 
 
 def download_missing(config: SystemConfig) -> bool:
-    """Downloads the weights that are not on this machine; returns whether any have come to a path that the config
+    """Download the weights that are not on this machine; return whether any have come to a path that the config
     names, which may say more of the model. Raises `UserError` where they cannot be had."""
     downloads = [download_published(value, key) for key, value in weight_keys(config).items()]
     for key, spec in denoiser_keys(config).items():
@@ -47,7 +47,7 @@ def public_name(value: str | None) -> str:
 
 
 def checksum(files: Iterable[Path]) -> str | None:
-    """The SHA-256 of a file, of several files that of their checksums; None without files.
+    """Return the SHA-256 of a file, of several files that of their checksums; None without files.
 
     Raises `UserError` for a file that differs from what the hub's client has noted of it.
     """
@@ -68,7 +68,8 @@ def checksum(files: Iterable[Path]) -> str | None:
 
 
 def _noted_checksum(file: Path) -> str | None:
-    """The hub client's checksum of a file: the name of the blob in its cache, or a note next to a local folder."""
+    """Return the hub client's checksum of a file: the name of the blob in its cache, or a note next to a
+    local folder."""
     blob = file.resolve().name
     if file.is_symlink() and _SHA256.fullmatch(blob):
         return blob

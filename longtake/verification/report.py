@@ -77,7 +77,7 @@ class Verification:
         return [part.name for part in self.parts if part.reference == NO_REFERENCE and part.problem is None]
 
     def to_json(self, private: Sequence[str] = ()) -> str:
-        """The record as text, without paths and names. `private`: further words that must not be in it."""
+        """Return the record as text, without paths and names. `private`: further words that must not be in it."""
         facts = {"format": FORMAT, "passed": not self.problems, **asdict(self)}
         return json.dumps(_redacted(facts, [*private, *_private_words()]), indent=1, allow_nan=False) + "\n"
 
@@ -106,7 +106,7 @@ def _redacted(value: Any, private: Sequence[str]) -> Any:
 
 
 def read_verified(folder: Path) -> list[dict[str, Any]]:
-    """The records in a folder, by preset and device. Raises `UserError` for a file that is not one."""
+    """Return the records in a folder, by preset and device. Raises `UserError` for a file that is not one."""
     records = []
     for file in sorted(folder.glob("*.json")):
         try:
@@ -121,7 +121,7 @@ def read_verified(folder: Path) -> list[dict[str, Any]]:
 
 
 def verified_table(records: Sequence[dict[str, Any]]) -> str:
-    """The Markdown table of records; one line where there are none."""
+    """Return the Markdown table of records; one line where there are none."""
     if not records:
         return "No preset has been verified with its released weights yet."
     head = ("preset", "device", "passed", "outputs", "gradients", "steps", "seconds, forecast", "GiB, forecast")

@@ -87,7 +87,7 @@ def _read(source: str, overrides: Sequence[str], dialect: Dialect | None) -> Run
 
 
 def _load_libraries(source: str) -> None:
-    """Loads what the references are of, without messages on its own parts. Raises `UserError` where it is missing."""
+    """Load what the references are of, without messages on its own parts. Raises `UserError` where it is missing."""
     with needs_extra("verify", source):
         from diffusers import AutoencoderKL  # noqa: F401 (diffusers loads the rest with it)
         from transformers.utils import logging

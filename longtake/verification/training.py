@@ -67,7 +67,7 @@ def train_steps(config: RunConfig, world: World, folder: Path, num_steps: int) -
 
 
 def _machine(device: torch.device) -> tuple[Machine, bool]:
-    """The device of this process as a plan has it, and whether its speed is known."""
+    """Return the device of this process as a plan has it, and whether its speed is known."""
     from longtake.plan.machine import CPU
     from longtake.plan.measure import device_here, device_named
     from longtake.plan.rates import measured_rates
@@ -80,7 +80,7 @@ def _machine(device: torch.device) -> tuple[Machine, bool]:
 
 
 def _short_run(config: RunConfig, bucket: Bucket, folder: Path, num_steps: int) -> RunConfig:
-    """The run on one device and in one bucket, without checkpoints, trackers and validation."""
+    """Return the run on one device and in one bucket, without checkpoints, trackers and validation."""
     dataset = config.dataset.model_copy(
         update={"data_path": str(folder / TABLE), "mix": None, "root": None, "latents": None, "captions": None}
     )
@@ -121,7 +121,7 @@ def _train(config: RunConfig, world: World, num_steps: int) -> None:
 
 
 def write_clips(config: RunConfig, bucket: Bucket, folder: Path, count: int) -> None:
-    """Writes clips of a bucket's shape and their table, `TABLE`: a disc that crosses the frame, with the captions and
+    """Write clips of a bucket's shape and their table, `TABLE`: a disc that crosses the frame, with the captions and
     control videos that the family wants."""
     frames, height, width = bucket.shape
     sizes, rules = config.sizes, config.sample_rules
@@ -154,7 +154,8 @@ def _draw(path: Path, frames: int, height: int, width: int, fps: float, number: 
 def _with_lines(
     result: TrainingResult, lines: list[dict[str, Any]], config: RunConfig, machine: Machine | None
 ) -> TrainingResult:
-    """The result with what the log says: losses, the time of a step, and the forecast of the buckets that ran."""
+    """Return the result with what the log says: losses, the time of a step, and the forecast of the buckets
+    that ran."""
     from longtake.plan.logged import compare_with_log
     from longtake.plan.run import plan_run
 

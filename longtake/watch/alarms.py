@@ -82,7 +82,7 @@ def _not_finite(curves: Curves) -> Iterator[Alarm]:
 
 
 def _windows(losses: Points) -> tuple[list[int], np.ndarray, float]:
-    """The last steps of windows of a training curve, their medians, and the noise of such a median."""
+    """Return the last steps of windows of a training curve, their medians, and the noise of such a median."""
     finite = [(step, loss) for step, loss in losses if math.isfinite(loss)]
     size = max(_WINDOW, len(finite) // 40)
     count = len(finite) // size
@@ -103,7 +103,8 @@ def _divergence(curves: Curves) -> Iterator[Alarm]:
 
 
 def _risen_over_best(losses: Points) -> tuple[int, int, str] | None:
-    """The last step at which all was well, the one from which on the loss lies above its best, and the reason."""
+    """Return the last step at which all was well, the one from which on the loss lies above its best, and the
+    reason."""
     steps, medians, noise = _windows(losses)
     if len(medians) < 4:
         return None
@@ -117,7 +118,7 @@ def _risen_over_best(losses: Points) -> tuple[int, int, str] | None:
 
 
 def _risen_over_first(losses: Points) -> tuple[int, int, str] | None:
-    """The same of a loss that rises before it has a best: its last steps lie far above the first ones."""
+    """Return the same of a loss that rises before it has a best: its last steps lie far above the first ones."""
     if len(losses) < _WINDOW or losses[0][0] != 1:  # a long run's first losses are not read
         return None
     values = np.array([loss for _, loss in losses], float)
@@ -175,7 +176,8 @@ def _buckets(curves: Curves) -> Iterator[Alarm]:
 
 
 def _settled(curves: Curves, points: Points) -> tuple[list[int], list[float]]:
-    """The points of a curve from where the loss has come near its least on: before, videos are noise, then grey."""
+    """Return the points of a curve from where the loss has come near its least on: before, videos are noise,
+    then grey."""
     if curves.held_out:
         losses = [(step, loss) for step, loss in curves.held_out if math.isfinite(loss)]
     else:

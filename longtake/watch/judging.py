@@ -72,8 +72,8 @@ class Judge:
         self.world.free_memory()
 
     def judge(self, checkpoint: Path, step: int) -> Iterator[tuple[dict[str, Any], list[Video]]]:
-        """A line for each kind of weights that the section wants and the checkpoint has, with the videos made of it.
-        Raises OSError where the checkpoint goes away meanwhile."""
+        """Yield a line for each kind of weights that the section wants and the checkpoint has, with the videos made
+        of it. Raises OSError where the checkpoint goes away meanwhile."""
         if self._system is None:
             self._build(checkpoint)
         assert self._system is not None, "it was built"
@@ -150,7 +150,7 @@ def place_of(run: Path, weights: str) -> Path:
 
 
 def for_one_process(config: RunConfig, checkpoint: Path) -> RunConfig:
-    """A run's config for this process alone; what the run has not trained is read from where it came from."""
+    """Return a run's config for this process alone; what the run has not trained is read from where it came from."""
     model = config.model.model_copy(update={"from_pretrained": RunState.read(checkpoint).frozen_source})
     dataset = config.dataset.model_copy(update={"latents": None})
     parts = {"parallel": ParallelConfig(), "model": model, "dataset": dataset, "num_workers": 0}
@@ -158,7 +158,7 @@ def for_one_process(config: RunConfig, checkpoint: Path) -> RunConfig:
 
 
 def _clips_of_run(config: RunConfig) -> Table | None:
-    """The table of the run's clips; None where it is not here."""
+    """Return the table of the run's clips; None where it is not here."""
     try:
         return open_clips(config.dataset, config.sample_rules.columns)
     except (UserError, OSError):
@@ -182,12 +182,12 @@ def _first_frame(path: str) -> np.ndarray | None:
 
 
 def _fitted(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """A frame as a video of a size begins with it: covered, the overhang cut evenly."""
+    """Return a frame as a video of a size begins with it: covered, the overhang cut evenly."""
     return np.ascontiguousarray(fit_frame(frame, size).transpose(1, 2, 0))
 
 
 def steps_saved(run: Path) -> list[int]:
-    """The steps of the whole checkpoints of a run."""
+    """Return the steps of the whole checkpoints of a run."""
     return [info.step for info in list_checkpoints(run) if info.complete]
 
 
@@ -201,9 +201,9 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 
 def lines_of_both(run: Path) -> list[dict[str, Any]]:
-    """A line for each step and kind of weights, of the run's own validations and those beside it, whose figures count
-    where both have some. Losses of other clips or levels than the last ones are no part of them: a curve of both would
-    tell of their difference."""
+    """Return a line for each step and kind of weights, of the run's own validations and those beside it, whose
+    figures count where both have some. Losses of other clips or levels than the last ones are no part of them: a
+    curve of both would tell of their difference."""
     own = read_lines(run / LOSSES_FILE) if (run / LOSSES_FILE).exists() else []
     beside = lines_of(run)
     whose = [line["measured"] for line in (*own, *beside) if "measured" in line][-1:]
@@ -216,5 +216,5 @@ def lines_of_both(run: Path) -> list[dict[str, Any]]:
 
 
 def write_lines(run: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Writes them anew, whole or not at all."""
+    """Write them anew, whole or not at all."""
     write_whole(run / FOLDER / LOSSES_FILE, "".join(json.dumps(line) + "\n" for line in lines))

@@ -32,7 +32,7 @@ _FIGURES = {
 
 
 def write_page(run: Path) -> Path:
-    """Writes `watch.html` of a run, which needs nothing else; returns its path."""
+    """Write `watch.html` of a run, which needs nothing else; return its path."""
     lines = lines_of_both(run)
     videos = _videos(run)
     kinds = sorted({line["weights"] for line in lines})
@@ -51,8 +51,8 @@ def write_page(run: Path) -> Path:
 
 
 def _videos(run: Path) -> dict[int, list[Path]]:
-    """The videos of each step, at most so many steps, evenly chosen, the last among them; of the run itself where
-    nothing was made beside it."""
+    """Return the videos of each step, at most so many steps, evenly chosen, the last among them; of the run itself
+    where nothing was made beside it."""
     found: dict[int, list[Path]] = {}
     for place in (run / VIDEOS, run / FOLDER / "raw" / VIDEOS, run / FOLDER / VIDEOS):
         for folder in place.glob("step*"):
@@ -64,7 +64,7 @@ def _videos(run: Path) -> dict[int, list[Path]]:
 
 
 def _curves(lines: Sequence[Mapping[str, Any]], kinds: Sequence[str]) -> list[pages.Html]:
-    """A drawing per figure, with a curve per kind of weights."""
+    """Return a drawing per figure, with a curve per kind of weights."""
     of_kind = [[line for line in lines if line["weights"] == kind] for kind in kinds]
 
     def drawn(title: str, *keys: str, log: bool = False) -> pages.Html:
@@ -92,7 +92,7 @@ def _inner(line: Mapping[str, Any], keys: Sequence[str]) -> Any:
 
 
 def _prompts(videos: Mapping[int, Sequence[Path]]) -> list[dict[str, object]]:
-    """The text of each prompt, and its film at each checkpoint."""
+    """Return the text of each prompt, and its film at each checkpoint."""
     names = list(dict.fromkeys(path.stem for paths in videos.values() for path in paths))
     found = []
     for name in names:

@@ -22,7 +22,7 @@ _SECONDS = 30.0  # that a command or webhook may take
 
 
 def read_alarms(run: Path) -> list[Alarm]:
-    """The alarms of a run that have not ended, the oldest first, from its log."""
+    """Return the alarms of a run that have not ended, the oldest first, from its log."""
     found: dict[tuple[str, str], Alarm] = {}
     for of in read_lines(run / FILE) if (run / FILE).exists() else ():
         alarm = Alarm(**{key: of[key] for key in Alarm.__dataclass_fields__})
@@ -33,8 +33,8 @@ def read_alarms(run: Path) -> list[Alarm]:
 
 
 def way_back(run: Path, alarm: Alarm) -> tuple[int, str] | None:
-    """The step of the last whole checkpoint that is left from before an alarm, and the command that goes on from it;
-    None where there is none."""
+    """Return the step of the last whole checkpoint that is left from before an alarm, and the command that goes on
+    from it; None where there is none."""
     step = alarm.checkpoint if alarm.checkpoint is not None else -1
     saved = [info for info in list_checkpoints(run) if info.complete and info.step <= step]
     if not saved:
@@ -43,7 +43,7 @@ def way_back(run: Path, alarm: Alarm) -> tuple[int, str] | None:
 
 
 def told(run: Path, alarm: Alarm) -> str:
-    """An alarm in words, with the command that goes back while the checkpoint is there."""
+    """Return an alarm in words, with the command that goes back while the checkpoint is there."""
     back = way_back(run, alarm)
     return str(alarm) if back is None else f"{alarm}: {back[1]}"
 
@@ -66,7 +66,7 @@ class Teller:
         self._told = {(alarm.kind, alarm.subject): alarm for alarm in read_alarms(self.run)}
 
     def tell(self, alarms: Sequence[Alarm]) -> bool:
-        """Takes what is new among the alarms of now to people, and notes what has ended; whether anything is."""
+        """Take what is new among the alarms of now to people, and note what has ended; whether anything is."""
         now = {(alarm.kind, alarm.subject): alarm for alarm in alarms}
         for key, alarm in now.items():
             if key not in self._told:

@@ -70,7 +70,7 @@ class _Watched:
         return self.teller.tell(find_alarms(curves_of(self.run)))
 
     def due(self, failed: set[Path], pick: str) -> CheckpointInfo | None:
-        """The newest whole checkpoint that is not judged yet, as it is now."""
+        """Return the newest whole checkpoint that is not judged yet, as it is now."""
         judged = {(line["step"], line.get("saved")) for line in lines_of(self.run)}
         found = [info for info in list_checkpoints(self.run) if info.complete]
         if pick == "first-of-pass":
@@ -83,7 +83,7 @@ class _Watched:
 
 
 def watch_runs(runs: Sequence[Path], options: WatchOptions, say: Say) -> None:
-    """Looks after runs until Ctrl-C, or once. Raises `UserError` for what is no run, or has nothing to validate."""
+    """Look after runs until Ctrl-C, or once. Raises `UserError` for what is no run, or has nothing to validate."""
     with ExitStack() as stack:
         watched = [stack.enter_context(_watched(run, options, say)) for run in runs]
         device, judges, failed = None, None, set[Path]()
@@ -146,7 +146,7 @@ class _Judges:
 
 
 def _judge(one: _Watched, info: CheckpointInfo, judges: _Judges, say: Say) -> bool:
-    """Validates a checkpoint, and takes what it shows to trackers and lines; False where it cannot be."""
+    """Validate a checkpoint, and take what it shows to trackers and lines; False where it cannot be."""
     try:
         with held(info.path), leased(info.path):
             judge = judges.of(one, info.path)
@@ -175,7 +175,7 @@ def _judge(one: _Watched, info: CheckpointInfo, judges: _Judges, say: Say) -> bo
 
 @contextmanager
 def _telling_meanwhile(watched: Sequence[_Watched], every: float) -> Iterator[None]:
-    """Looks at the curves of all runs while the body validates a checkpoint, which may take long. A look that fails is
+    """Look at the curves of all runs while the body validates a checkpoint, which may take long. A look that fails is
     left to the caller's next one."""
     ended = Event()
 
@@ -201,7 +201,7 @@ def _tracked(video: Video, prefix: str, judge: Judge) -> TrackedVideo:
 
 
 def curves_of(run: Path) -> Curves:
-    """The curves of a run, as its folder has them; validations of the run itself are among them."""
+    """Return the curves of a run, as its folder has them; validations of the run itself are among them."""
     lines = lines_of_both(run)
     weights = "ema" if any(line["weights"] == "ema" for line in lines) else "raw"
     steps = [(line["step"], line) for line in lines if line["weights"] == weights]
@@ -237,7 +237,7 @@ def _training_losses(path: Path) -> list[tuple[int, float]]:
 
 @contextmanager
 def _watched(run: Path, options: WatchOptions, say: Say) -> Iterator[_Watched]:
-    """A run to be watched, which nobody else watches meanwhile."""
+    """Yield a run to be watched, which nobody else watches meanwhile."""
     config = _read(run, options)
     assert config.validation is not None, "it was read with one"
     plan_validation(config, config.validation)  # a fault of prompts is said now, not when a checkpoint comes
@@ -262,7 +262,7 @@ def _watched(run: Path, options: WatchOptions, say: Say) -> Iterator[_Watched]:
 
 
 def _read(run: Path, options: WatchOptions) -> RunConfig:
-    """A run's config, as it validates its checkpoints here."""
+    """Return a run's config, as it validates its checkpoints here."""
     if not run.is_dir():
         raise UserError(f"{run}: is no folder of a run; give one, such as outputs/demo/run")
     trained = read_run(str(run), schema=RunWithoutTable).value.validation

@@ -42,7 +42,7 @@ Adapters = Mapping[str, Adapter]  # layer name -> adapter
 
 
 def adapters_of(tensors: Mapping[str, Tensor], scaling: Callable[[str], float] | float) -> dict[str, Adapter]:
-    """The adapters in a model's parameters `<layer>.lora_a`, `.lora_b`, `.magnitude`."""
+    """Return the adapters in a model's parameters `<layer>.lora_a`, `.lora_b`, `.magnitude`."""
     found = {}
     for name in tensors:
         layer, _, kind = name.rpartition(".")
@@ -55,7 +55,7 @@ def adapters_of(tensors: Mapping[str, Tensor], scaling: Callable[[str], float] |
 
 
 def tensors_of(adapters: Adapters) -> dict[str, Tensor]:
-    """The inverse of `adapters_of`."""
+    """Return the inverse of `adapters_of`."""
     found = {}
     for layer, adapter in adapters.items():
         found |= {f"{layer}.lora_a": adapter.a, f"{layer}.lora_b": adapter.b}
@@ -65,7 +65,7 @@ def tensors_of(adapters: Adapters) -> dict[str, Tensor]:
 
 
 def merged(weight: Tensor, adapter: Adapter) -> Tensor:
-    """The weight with its adapter in it, computed in float32, in the weight's dtype."""
+    """Return the weight with its adapter in it, computed in float32, in the weight's dtype."""
     full = weight.float() + adapter.scaling * (adapter.b.float() @ adapter.a.float())
     if adapter.magnitude is not None:
         full *= (adapter.magnitude.float() / torch.linalg.vector_norm(full, dim=1))[:, None]
@@ -91,7 +91,7 @@ def summed(parts: Sequence[tuple[Adapters, float]]) -> dict[str, Adapter]:
 def convert_adapters(
     form: Format, adapters: Adapters, config: Any, source: WeightLayout, target: WeightLayout
 ) -> dict[str, Adapter]:
-    """The same adapters for a model of the same sizes in another layout.
+    """Return the same adapters for a model of the same sizes in another layout.
 
     A projection that is taken apart leaves its A to all parts. Projections that are joined put their adapters side by
     side: the rank is their sum, B holds each one's rows in its own columns, alpha grows with the rank. Raises

@@ -57,7 +57,8 @@ def file_tensors(form: Format, config: Any, names: str) -> dict[str, FileTensor]
 
 
 def layer_names(form: Format, config: Any) -> dict[str, frozenset[str]]:
-    """The names of each linear layer of a model: its own, and in published folders those of all layers it joins."""
+    """Return the names of each linear layer of a model: its own, and in published folders those of all layers
+    it joins."""
     published = {*form.folders, *form.torch_folders, *(style.names for style in form.lora_styles.values())}
     wanted = published | {form.own(config).names}
     namings = [naming for key, naming in form.namings.items() if key in wanted and naming.signs]
@@ -71,7 +72,7 @@ def layer_names(form: Format, config: Any) -> dict[str, frozenset[str]]:
 
 
 def _rows_of(form: Format, config: Any, parts: Sequence[str], rows: int) -> list[int]:
-    """The rows of each part of a tensor: as the format gives them, the others as many each."""
+    """Return the rows of each part of a tensor: as the format gives them, the others as many each."""
     keys = [next((key for like, key in form.rows.items() if matches(part, [like])), None) for part in parts]
     given = [None if key is None or len(parts) == 1 else getattr(config, key) for key in keys]
     left = rows - sum(count for count in given if count is not None)
@@ -109,13 +110,13 @@ def assemble(taken: Sequence[RowRange], read: Callable[[str], Tensor], head_dim:
 
 
 def cut_rows(rows: RowRange, whole: Tensor, head_dim: int, target: Rope) -> Tensor:
-    """These rows of a tensor; the whole itself where they are all of it."""
+    """Return these rows of a tensor; the whole itself where they are all of it."""
     part = whole if (rows.start, rows.stop) == (0, whole.shape[0]) else whole[rows.start : rows.stop]
     return reorder_heads(part, head_dim, target) if rows.heads else part
 
 
 def reorder_heads(x: Tensor, head_dim: int, target: Rope) -> Tensor:
-    """Turns the rows [N * K, ...] of a q or k projection, or a norm's scale [K], into the other order of channels.
+    """Turn the rows [N * K, ...] of a q or k projection, or a norm's scale [K], into the other order of channels.
 
     new[j] = old[2j] and new[K/2 + j] = old[2j + 1] make interleaved heads half ones that give the same outputs.
     """

@@ -97,12 +97,12 @@ class WeightFiles(Mapping[str, Tensor]):
         return len(self._files)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, from the header."""
+        """Return the shape of a tensor, from the header."""
         return tuple(self._files[name].get_slice(name).get_shape())
 
 
 def open_source(path: str | os.PathLike[str]) -> TensorSource:
-    """The denoiser's files at a path: those in it, or in the folder that diffusers and Open-Sora keep it in.
+    """Return the denoiser's files at a path: those in it, or in the folder that diffusers and Open-Sora keep it in.
 
     A folder of a whole diffusers pipeline (`model_index.json`) has its denoiser in `transformer`; a checkpoint folder
     of Open-Sora in `model`. A folder of PyTorch's distributed checkpoint is read too. Raises `UserError` as
@@ -119,8 +119,8 @@ def open_source(path: str | os.PathLike[str]) -> TensorSource:
 
 
 def find_denoiser(name: str, key: str = "model.from_pretrained") -> Path:
-    """The local file or folder that a key such as `model.from_pretrained` stands for: a path, or a name on the Hugging
-    Face hub.
+    """Return the local file or folder that a key such as `model.from_pretrained` stands for: a path, or a name on the
+    Hugging Face hub.
 
     `owner/name` is a folder of diffusers or an export; `owner/name/file.safetensors` one file. Raises `UserError` as
     `find_files`.

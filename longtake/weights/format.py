@@ -114,20 +114,20 @@ class Naming:
     note: str | None = None  # what a user of such a file should know, in one sentence
 
     def parts_of(self, name: str) -> tuple[str, ...]:
-        """The parts that the rows of a tensor are, in order."""
+        """Return the parts that the rows of a tensor are, in order."""
         if (found := _look_up(self.layers, name)) is None:
             return (name,)
         return tuple(found.named(part) for part in _several(found.entry))
 
     def place_of(self, part: str) -> tuple[str, int]:
-        """The tensor that a part lies in, and which of its parts it is."""
+        """Return the tensor that a part lies in, and which of its parts it is."""
         if (found := _look_up(self._places, part)) is None:
             return part, 0
         tensor, place = found.entry
         return found.named(tensor), place
 
     def form_of(self, name: str) -> Form | None:
-        """The form in which a tensor lies in files, where that is not the model's."""
+        """Return the form in which a tensor lies in files, where that is not the model's."""
         found = _look_up(self.forms, name)
         return found.entry if found else None
 
@@ -176,17 +176,17 @@ class Format:
     reference: str | None = None
 
     def folder_in(self, path: Path) -> Path:
-        """The folder of the denoiser, or of the one for high noise, in that of a whole model; any other path as it
-        is."""
+        """Return the folder of the denoiser, or of the one for high noise, in that of a whole model; any other path
+        as it is."""
         return next((path / name for name in self.inner if (path / name).is_dir()), path)
 
     def as_published(self, names: str) -> WeightLayout:
-        """The layout of a file of a naming that says no more."""
+        """Return the layout of a file of a naming that says no more."""
         return WeightLayout(names, self.namings[names].rope)
 
 
 def rope_in(metadata: Mapping[str, str], default: Rope, place: str) -> Rope:
-    """The order of head channels that a file's metadata names. Raises `UserError` where it names no order."""
+    """Return the order of head channels that a file's metadata names. Raises `UserError` where it names no order."""
     rope = metadata.get(ROPE_KEY, default)
     if rope not in ("half", "interleaved"):
         raise UserError(f"{place}: its metadata says {ROPE_KEY} = {rope!r}; it must be half or interleaved")
@@ -202,12 +202,12 @@ class _TableMatch:
     rest: list[str]
 
     def named(self, like: str) -> str:
-        """A pattern of the table as a name."""
+        """Return a pattern of the table as a name."""
         return ".".join([like.replace("*", self.number), *self.rest])
 
 
 def _look_up(table: Mapping[str, Any], name: str) -> _TableMatch | None:
-    """The entry for the longest beginning of a name; in the table `*` stands for the first number in it."""
+    """Return the entry for the longest beginning of a name; in the table `*` stands for the first number in it."""
     words = name.split(".")
     place = next((i for i, word in enumerate(words) if word.isdigit()), len(words))
     starred = [*words[:place], "*", *words[place + 1 :]]

@@ -55,7 +55,7 @@ _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64
 def save_adapters(
     form: Format, adapters: Adapters, config: Any, path: str | os.PathLike[str], style: str, base: str | None = None
 ) -> list[Path]:
-    """Writes adapters of a model of `config` in one of its format's styles and returns the files written.
+    """Write adapters of a model of `config` in one of its format's styles and return the files written.
 
     `path`: a folder for a style that has its config in a file, a `.safetensors` file for others. `base`: the weights
     they belong to, as PEFT's config names them. Raises `UserError` where `path` exists, or a layer has no name in the
@@ -85,7 +85,7 @@ def save_adapters(
 
 
 def check_style(form: Format, adapters: Adapters, config: Any, style: str) -> None:
-    """Raises `UserError` where files of a style cannot hold these adapters, whose values are not looked at."""
+    """Raise `UserError` where files of a style cannot hold these adapters, whose values are not looked at."""
     kind, own = form.lora_styles[style], form.own(config)
     layout = own if kind.names is None else form.as_published(kind.names)
     tensors = {name: tensor.detach().to("meta") for name, tensor in tensors_of(adapters).items()}
@@ -140,7 +140,7 @@ def peft_config(adapters: Adapters) -> dict[str, Any]:
 
 
 def read_adapters(form: Format, path: str | os.PathLike[str], config: Any) -> dict[str, Adapter]:
-    """The adapters in a file of any style, or in PEFT's folder, for the layers of a model of `config`.
+    """Return the adapters in a file of any style, or in PEFT's folder, for the layers of a model of `config`.
 
     Names say the style. Alpha comes from tensors, the file's header, or PEFT's config of that file; else it is the
     rank. Tensors for a text encoder are left out (`count_text_encoder_tensors`). Raises `UserError` for tensors that
@@ -162,7 +162,7 @@ def count_text_encoder_tensors(path: str | os.PathLike[str]) -> int:
 
 
 def find_adapters(name: str, key: str = "lora.from_pretrained") -> Path:
-    """The local file or folder that a name of adapters stands for: a path, or a name on the Hugging Face hub.
+    """Return the local file or folder that a name of adapters stands for: a path, or a name on the Hugging Face hub.
 
     `owner/name` is PEFT's folder, or diffusers' file in one. Raises `UserError` as `find_files`, and for
     a run's folder.
@@ -185,7 +185,7 @@ class _LayerTensors:
 
 
 def _open(path: str | os.PathLike[str]) -> WeightFiles:
-    """The file of adapters at a path. Raises `UserError` where there is none, or a folder holds several."""
+    """Return the file of adapters at a path. Raises `UserError` where there is none, or a folder holds several."""
     path = Path(path).expanduser()
     if path.is_dir():
         known = [path / name for name in (_PEFT_FILE, "adapter_model.bin", _PUBLISHED_FILE) if (path / name).is_file()]
@@ -200,7 +200,7 @@ def _open(path: str | os.PathLike[str]) -> WeightFiles:
 
 
 def _by_layer(files: WeightFiles) -> dict[str, _LayerTensors]:
-    """The tensors of each layer of the denoiser, by its flattened name."""
+    """Return the tensors of each layer of the denoiser, by its flattened name."""
     layers: dict[str, _LayerTensors] = {}
     for name in files:
         if is_of_text_encoder(name):
@@ -222,7 +222,7 @@ def _by_layer(files: WeightFiles) -> dict[str, _LayerTensors]:
 
 
 def _facts(files: WeightFiles) -> AdapterConfig:
-    """The settings of a file's adapters: those in its header, else PEFT's config if it is of this file."""
+    """Return the settings of a file's adapters: those in its header, else PEFT's config if it is of this file."""
     if (header := read_header(files.metadata, str(files.path))) is not None:
         return header
     beside = files.path.parent / PEFT_CONFIG
@@ -253,7 +253,7 @@ def _adapter(files: WeightFiles, found: _LayerTensors, alpha: float | None, rslo
 
 
 def _read(files: WeightFiles, name: str) -> Tensor:
-    """A tensor of floats, all finite."""
+    """Return a tensor of floats, all finite."""
     tensor = files[name]
     if tensor.dtype not in _DTYPES:
         kind = str(tensor.dtype).removeprefix("torch.")
@@ -263,7 +263,7 @@ def _read(files: WeightFiles, name: str) -> Tensor:
 
 
 def _matrix(files: WeightFiles, name: str) -> Tensor:
-    """A matrix; that of a convolution with its channels and kernel as columns."""
+    """Return a matrix; that of a convolution with its channels and kernel as columns."""
     tensor = _read(files, name)
     if tensor.dim() not in (2, 4, 5):
         raise UserError(
@@ -294,7 +294,8 @@ def _magnitude(files: WeightFiles, name: str, layer: str, rows: int) -> Tensor:
 def _recognised(
     form: Format, layers: Mapping[str, _LayerTensors], config: Any, metadata: Mapping[str, str], place: str
 ) -> tuple[WeightLayout, dict[str, str]]:
-    """The layout that knows most of a file's layers, and their names in it; what it does not know keeps its name.
+    """Return the layout that knows most of a file's layers, and their names in it; what it does not know keeps its
+    name.
 
     Where several know as many, as of projections alone that are called the same, it is the model's own.
     """
@@ -312,7 +313,7 @@ def _recognised(
 
 
 def layers_of(form: Format, config: Any, layout: WeightLayout) -> dict[str, tuple[int, ...]]:
-    """The linear layers of a model of `config` in a layout, with their (out, in)."""
+    """Return the linear layers of a model of `config` in a layout, with their (out, in)."""
     shapes = {name: tensor.shape for name, tensor in file_tensors(form, config, layout.names).items()}
     return {n.removesuffix(".weight"): s for n, s in shapes.items() if n.endswith(".weight") and len(s) == 2}
 

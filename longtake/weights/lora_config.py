@@ -37,7 +37,7 @@ class AdapterConfig:
 
 
 def read_header(metadata: Mapping[str, str], place: str) -> AdapterConfig | None:
-    """The config in a file's header; None where it has none. Raises `UserError` for one that is malformed."""
+    """Return the config in a file's header; None where it has none. Raises `UserError` for one that is malformed."""
     values: dict[str, Any] = {}
     alpha = metadata.get("ss_network_alpha", "None")  # kohya writes None where there is none
     if alpha != "None":
@@ -59,7 +59,7 @@ def read_config(file: Path) -> AdapterConfig:
 
 
 def positive_number(value: object, place: str) -> float:
-    """A finite number above zero. Raises `UserError` for anything else."""
+    """Return a finite number above zero. Raises `UserError` for anything else."""
     try:
         number = None if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
     except OverflowError:
@@ -72,7 +72,7 @@ def positive_number(value: object, place: str) -> float:
 
 
 def match_patterns(patterns: _Patterns, layers: Iterable[str], place: str) -> dict[str, float]:
-    """The value of the first pattern that each layer's name ends with; layers that match none are left out.
+    """Return the value of the first pattern that each layer's name ends with; layers that match none are left out.
 
     Patterns are PEFT's: a name, or the end of one after a dot, or a regular expression for it; `^` pins it to the
     beginning. Names are looked up. Expressions are the file author's: RE2 matches them in linear time, which Python's

@@ -70,7 +70,7 @@ class AdapterTensor:
 
 
 def parse_name(name: str) -> AdapterTensor | None:
-    """The layer and role that a tensor's name says; None where it names neither LoRA nor DoRA."""
+    """Return the layer and role that a tensor's name says; None where it names neither LoRA nor DoRA."""
     for role, end in _ROLES:
         if match := re.fullmatch(rf"(?P<layer>.+?){end}", name):
             layer, flat = strip_prefixes(match["layer"])
@@ -79,7 +79,7 @@ def parse_name(name: str) -> AdapterTensor | None:
 
 
 def strip_prefixes(layer: str) -> tuple[str, bool]:
-    """A layer's name without what trainers put in front of it or around it; whether its dots are underscores."""
+    """Return a layer's name without what trainers put in front of it or around it; whether its dots are underscores."""
     layer = _WRAPPERS.sub("", layer)
     while match := _PREFIX.match(layer):
         layer = layer[match.end() :]
@@ -88,12 +88,12 @@ def strip_prefixes(layer: str) -> tuple[str, bool]:
 
 
 def flattened(layer: str) -> str:
-    """A layer's name as trainers write it that join its parts by underscores."""
+    """Return a layer's name as trainers write it that join its parts by underscores."""
     return layer.strip("_").replace(".", "_")
 
 
 def is_of_text_encoder(name: str) -> bool:
-    """True where a tensor adapts a text encoder."""
+    """Return True where a tensor adapts a text encoder."""
     return _TEXT_ENCODER.match(strip_prefixes(name)[0]) is not None
 
 

@@ -19,7 +19,8 @@ from longtake.weights.lora_names import FLOAT8, other_kind
 def recognise(
     form: Format, names: Collection[str], place: str, metadata: Mapping[str, str]
 ) -> tuple[WeightLayout, str]:
-    """The layout of a state dict with these tensor names, and what stands before each; `place` names it in a fault.
+    """Return the layout of a state dict with these tensor names, and what stands before each; `place` names it in a
+    fault.
 
     Names do not show the order of head channels: files written here say it in their metadata, others are taken to
     follow their naming. Raises `UserError` where no naming has such names.
@@ -90,7 +91,7 @@ class ModelWeights(Mapping[str, Tensor]):
         return next((growth.note for growth in self._grown.values() if growth.reads_known), None)
 
     def _read(self, name: str) -> Tensor:
-        """A tensor of the file in the size and form that the model needs."""
+        """Return a tensor of the file in the size and form that the model needs."""
         growth, found = self._grown.get(name), None
         if name in self._names:
             found = self.files[self._prefix + name]
@@ -120,7 +121,7 @@ class ModelWeights(Mapping[str, Tensor]):
             self.notes.append(note)
 
     def _check_kind(self) -> None:
-        """Raises `WeightsMisfit` where the file is of a model of other sizes, by the keys in which they differ."""
+        """Raise `WeightsMisfit` where the file is of a model of other sizes, by the keys in which they differ."""
         if self.form.sizes_in is None or not self.config.strict_load:
             return
         parts = {part: name for name in self._names for part in self._naming.parts_of(name)}

@@ -18,8 +18,8 @@ _MAX_DEPTH = 4  # of such keys in each other
 
 
 def load_plain(file: Path) -> Any:
-    """The tensors, numbers and texts of such a file, in dicts and lists, and a `PickledCall` for anything else; mapped
-    into memory. Raises `UserError`."""
+    """Return the tensors, numbers and texts of such a file, in dicts and lists, and a `PickledCall` for anything
+    else; mapped into memory. Raises `UserError`."""
     try:
         return load_torch_file(file)
     except (OSError, ValueError) as error:
@@ -66,7 +66,7 @@ class PickledTensors:
 
 
 def _named(found: object, depth: int = 0) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of the dict that holds them, and the kinds of the other values there."""
+    """Return the tensors of the dict that holds them, and the kinds of the other values there."""
     if not isinstance(found, Mapping) or depth == _MAX_DEPTH:
         return {}, {}
     own = {name: value for name, value in found.items() if isinstance(name, str) and isinstance(value, Tensor)}

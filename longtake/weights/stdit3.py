@@ -24,7 +24,7 @@ _EMPTY = "y_embedder.y_embedding"
 
 
 def _with_last_row(given: Tensor | None, shape: Shape) -> Tensor:
-    """The first rows that are given, the last one again where there are too few."""
+    """Return the first rows that are given, the last one again where there are too few."""
     assert given is not None
     return torch.cat([given, given[-1:].expand(max(shape[0] - len(given), 0), -1)])[: shape[0]]
 
@@ -89,6 +89,7 @@ PIXART = FORMAT.as_published("pixart")
 
 
 def training_folder(folder: Path) -> TrainingFolder | None:
-    """A checkpoint of Open-Sora's own training, or the newest in the folder of a run; None where there is none."""
+    """Return a checkpoint of Open-Sora's own training, or the newest in the folder of a run; None where there
+    is none."""
     newest = newest_in(folder)
     return None if newest is None else TrainingFolder(newest, frozenset({_EMPTY}))

@@ -111,7 +111,7 @@ class TorchFolder(Mapping[str, Tensor]):
             raise UserError(f"{file}: cannot be read ({in_one_line(error)}); copy the folder again") from None
 
     def _stored(self, name: str, described: Mapping[str, Mapping[str, Any]], places: Mapping[Any, Any]) -> _Stored:
-        """A tensor whose chunks tile it. Raises `UserError` for any other."""
+        """Return a tensor whose chunks tile it. Raises `UserError` for any other."""
         try:
             one = described[name]
             shape, dtype = _numbers(one["size"]), _dtype(one["properties"])
@@ -131,7 +131,7 @@ class TorchFolder(Mapping[str, Tensor]):
             ) from None
 
     def _check_places(self) -> None:
-        """Raises `UserError` where bytes of chunks are not in the files, or two chunks share some."""
+        """Raise `UserError` where bytes of chunks are not in the files, or two chunks share some."""
         by_file: dict[str, list[_ByteRange]] = {}
         for stored in self._tensors.values():
             for place in stored.chunks.values():
@@ -165,7 +165,7 @@ class TorchFolder(Mapping[str, Tensor]):
         return len(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, from the metadata."""
+        """Return the shape of a tensor, from the metadata."""
         return self._tensors[name].shape
 
     def _chunk(self, name: str, box: Box, place: _ByteRange) -> Tensor:
@@ -218,7 +218,7 @@ def _make(function: Global, args: tuple[Any, ...]) -> Any:
 
 
 def _state(value: Any) -> Mapping[str, Any]:
-    """The fields of an object. Raises TypeError for anything else."""
+    """Return the fields of an object. Raises TypeError for anything else."""
     if not isinstance(value, PickledCall) or not isinstance(value.state, dict):
         raise TypeError(f"expected an object with fields, got {type(value).__name__}")
     return value.state
@@ -250,7 +250,7 @@ def _place(state: Mapping[str, Any]) -> _ByteRange:
 def save_torch_folder(
     state: Mapping[str, Tensor], folder: Path, prefix: str = "", beside: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Writes tensors, one at a time, as a folder that `torch.distributed.checkpoint.load` reads, behind `prefix`; and
+    """Write tensors, one at a time, as a folder that `torch.distributed.checkpoint.load` reads, behind `prefix`; and
     the texts of `beside`, by file name. The folder appears when it is whole. Raises `UserError` where there is one."""
     from torch.distributed.checkpoint import metadata as described
     from torch.distributed.checkpoint.filesystem import _StorageInfo

@@ -35,8 +35,8 @@ _COPY = "copy the folder again, or start from its weights alone: model.from_pret
 
 
 def newest_in(folder: Path) -> Path | None:
-    """The folder itself where it is such a checkpoint, else the one of the highest step in it; None where there is
-    none."""
+    """Return the folder itself where it is such a checkpoint, else the one of the highest step in it; None where
+    there is none."""
     steps = {path: re.search(r"global_step(\d+)$", path.name) for path in folder.glob("epoch*-global_step*")}
     inner = sorted((path for path in steps if steps[path]), key=lambda path: int(steps[path][1]), reverse=True)
     return next((one for one in (folder, *inner) if (one / _PLACE).is_file() and (one / "model").is_dir()), None)

@@ -53,7 +53,7 @@ DIFFUSERS_LAYERS = {  # of diffusers -> ours
 
 
 def sizes_in(parts: Mapping[str, Shape]) -> dict[str, Any]:
-    """The keys of the model section that the tensors of a file show, by our names."""
+    """Return the keys of the model section that the tensors of a file show, by our names."""
     sizes: dict[str, Any] = {"num_layers": sum(part.endswith(".modulation") for part in parts) - 1}
     shown = {
         "hidden_size": ("head.modulation", -1),

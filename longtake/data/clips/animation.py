@@ -16,7 +16,7 @@ _SHORTEST_MS, _DEFAULT_MS = 10, 100  # browsers show frames of at most the first
 
 
 def is_still(path: str | os.PathLike[str]) -> bool:
-    """True for a local file that is a picture of one frame; the name of one that cannot be read decides."""
+    """Return True for a local file that is a picture of one frame; the name of one that cannot be read decides."""
     if suffix_of(path) not in IMAGE_SUFFIXES:
         return False
     try:
@@ -34,7 +34,7 @@ def count_frames(image: Image.Image) -> int:
 
 
 def _first(image: Image.Image) -> int:
-    """The place of the first frame: a PNG may begin with a picture for readers that know no animation."""
+    """Return the place of the first frame: a PNG may begin with a picture for readers that know no animation."""
     return int(getattr(image, "default_image", False))
 
 

@@ -43,7 +43,7 @@ def name_key(name: str) -> str:
 
 
 def read_caption(file: Path) -> str:
-    """The text of a caption file, in UTF-8 or in UTF-16 with its mark, without white space at its ends.
+    """Return the text of a caption file, in UTF-8 or in UTF-16 with its mark, without white space at its ends.
 
     Raises `ValueError` with the reason where it cannot be read.
     """

@@ -65,7 +65,8 @@ def _rate(text: str, known_fps: float | None, score: int | None, kind: Kind, fac
 
 
 def caption_end(text: str, marks: Sequence[str] = ()) -> str:
-    """The rate, scores and `marks` at the end of a caption, which stay where it is cut: `24 FPS, 4 motion score.`"""
+    """Return the rate, scores and `marks` at the end of a caption, which stay where it is cut: `24 FPS, 4 motion
+    score.`"""
     start = len(text)
     while mark := next((mark for mark in marks if mark and text[:start].rstrip().endswith(mark)), None):
         start = len(text[:start].rstrip()) - len(mark)
@@ -75,7 +76,8 @@ def caption_end(text: str, marks: Sequence[str] = ()) -> str:
 
 
 def single_caption(cell: str) -> str:
-    """The caption of a model that takes one text. Raises `ValueError` for a cell with several, as a story has."""
+    """Return the caption of a model that takes one text. Raises `ValueError` for a cell with several, as a
+    story has."""
     parts = _listed(cell)
     if len(parts) == 1 and isinstance(parts[0], str):
         return readable_text(parts[0])
@@ -85,7 +87,8 @@ def single_caption(cell: str) -> str:
 
 
 def captions_in(cell: str) -> tuple[str, ...]:
-    """The captions that a cell holds: a JSON array of them, or one text. Raises `ValueError` for another array."""
+    """Return the captions that a cell holds: a JSON array of them, or one text. Raises `ValueError` for
+    another array."""
     parts = _listed(cell)
     if not all(isinstance(part, str) for part in parts):
         raise ValueError("its captions are not a JSON array of texts")
@@ -93,7 +96,7 @@ def captions_in(cell: str) -> tuple[str, ...]:
 
 
 def segment_captions(cell: str, needed: int) -> tuple[str, ...]:
-    """The captions of a clip's segments. Raises `ValueError` for another number of them."""
+    """Return the captions of a clip's segments. Raises `ValueError` for another number of them."""
     try:
         parts = captions_in(cell)
     except ValueError as error:
@@ -116,7 +119,8 @@ def prefixed(text: str, prefix: str) -> str:
 
 
 def published_rate(rate: float, fps: float | None, fps_max: float | None) -> float:
-    """A clip's rate under the ceiling as Open-Sora 2.0 writes it: an int unless it is the source's own, below that.
+    """Return a clip's rate under the ceiling as Open-Sora 2.0 writes it: an int unless it is the source's own, below
+    that.
 
     `rate`: by `buckets.frame_interval`, 0 where unknown; `fps`: of the source.
     """
@@ -125,7 +129,7 @@ def published_rate(rate: float, fps: float | None, fps_max: float | None) -> flo
 
 
 def names_in(cell: str) -> list[str]:
-    """The files that a cell names: one, or a JSON array of them. Raises `ClipError` for another array."""
+    """Return the files that a cell names: one, or a JSON array of them. Raises `ClipError` for another array."""
     names = _listed(cell)
     if names == [""]:
         return []
@@ -135,7 +139,7 @@ def names_in(cell: str) -> list[str]:
 
 
 def read_frame_numbers(path: str | os.PathLike[str], lines: np.ndarray, width: int, header: int = 0) -> np.ndarray:
-    """Some lines of a text of numbers, separated by blanks or commas: float32 [len(lines), width].
+    """Return some lines of a text of numbers, separated by blanks or commas: float32 [len(lines), width].
 
     lines: int64, counted from the first behind the `header`. Raises `ClipError`.
     """
@@ -163,7 +167,8 @@ def read_frame_numbers(path: str | os.PathLike[str], lines: np.ndarray, width: i
 
 
 def _listed(cell: str) -> list[Any]:
-    """The parts of a cell that is a JSON array, else the cell itself: a file, too, may have a name that begins so."""
+    """Return the parts of a cell that is a JSON array, else the cell itself: a file, too, may have a name that begins
+    so."""
     if cell.lstrip().startswith("["):
         with suppress(ValueError):
             return parse_json(cell) or [""]
@@ -171,7 +176,8 @@ def _listed(cell: str) -> list[Any]:
 
 
 def _score(value: float | str | None) -> int | None:
-    """A motion score rounded half up; None where there is none. Raises `ValueError` for a text that is no number."""
+    """Return a motion score rounded half up; None where there is none. Raises `ValueError` for a text that is no
+    number."""
     if value is None or value == "":
         return None
     number = float(value)

@@ -32,7 +32,7 @@ _NEARLY_SQUARE = Fraction(1, 25)  # sizes that are rounded differently in a file
 
 
 def select_stream(container: Container, name: str) -> Stream | None:
-    """The video stream that players choose; None without one. Covers and previews of one frame are left out.
+    """Return the video stream that players choose; None without one. Covers and previews of one frame are left out.
 
     `name`: what `container` was opened from; opened again where several streams must be compared.
     """
@@ -64,7 +64,7 @@ class Orientation:
     reversed_rows: bool = False
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        """A view of `pixels` [H, W, 3], upright."""
+        """Return a view of `pixels` [H, W, 3], upright."""
         if self.transposed:
             pixels = pixels.swapaxes(0, 1)
         return pixels[:: -1 if self.reversed_rows else 1, :: -1 if self.reversed_columns else 1]
@@ -133,7 +133,7 @@ class Display:
         self._reformatter = VideoReformatter()
 
     def decode(self, packets: Iterable[av.Packet]) -> Iterator[av.VideoFrame]:
-        """The frames of the stream's packets."""
+        """Yield the frames of the stream's packets."""
         for packet in packets:
             if self._decoder is not self._stream.codec_context and self._orientation is None:
                 for frame in packet.decode():  # only the file's own decoder knows the container's display matrix
@@ -175,9 +175,9 @@ def lay_on_white(pixels: np.ndarray) -> np.ndarray:
 
 
 def image_picture(image: Image.Image, coding: tuple[int, int] | None = None) -> Image.Image:
-    """A picture as it is shown: its EXIF orientation and colour profile applied, on white, RGB, HDR tone-mapped; 16-bit
-    samples keep their upper eight bits. Raises `ValueError` for floating-point pixels. coding: of its file
-    (`coding_of`), where the picture is a later frame."""
+    """Return a picture as it is shown: its EXIF orientation and colour profile applied, on white, RGB, HDR
+    tone-mapped; 16-bit samples keep their upper eight bits. Raises `ValueError` for floating-point pixels. coding:
+    of its file (`coding_of`), where the picture is a later frame."""
     transfer, primaries = coding or coding_of(image)
     image = ImageOps.exif_transpose(image)
     if image.mode == "F":
@@ -197,7 +197,8 @@ def image_picture(image: Image.Image, coding: tuple[int, int] | None = None) -> 
 
 
 def _in_srgb(image: Image.Image) -> Image.Image:
-    """A picture with its colour profile applied; unchanged under sRGB's own and under one that cannot be read."""
+    """Return a picture with its colour profile applied; unchanged under sRGB's own and under one that cannot
+    be read."""
     if image.mode == "P":
         image = image.convert("RGBA" if "transparency" in image.info else "RGB")
     if image.mode not in ("L", "RGB", "RGBA", "CMYK") or not image.info.get("icc_profile"):

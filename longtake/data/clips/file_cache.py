@@ -64,7 +64,8 @@ class FileCache:
 
     @contextmanager
     def local(self, location: str) -> Iterator[str]:
-        """The path of a local file with what lies at `location`, which stays there for the body; a path is its own.
+        """Yield the path of a local file with what lies at `location`, which stays there for the body; a path is its
+        own.
 
         Raises `ClipError` where it cannot be fetched, and `UserError` where that is not the clip's fault: a missing
         package, a cache folder that cannot be written.
@@ -97,7 +98,7 @@ class FileCache:
             self._fetch(url, path, deadline)
 
     def _fetch(self, url: str, path: Path, deadline: float) -> None:
-        """Puts the file in its place, unless another process does: then returns when it should be there."""
+        """Put the file in its place, unless another process does: then returns when it should be there."""
         mark = self.folder / f"{server_of(url)}.absent"
         attempts = 1 if _absent_for(mark) is not None else _ATTEMPTS  # as long as nobody has found it again
         for attempt in range(attempts):
@@ -149,7 +150,8 @@ class FileCache:
 
     @contextmanager
     def _held(self, path: Path, deadline: float) -> Iterator[int | None]:
-        """A handle of a new file, locked, deleted behind the body unless renamed; None: who had it has deleted it."""
+        """Yield a handle of a new file, locked, deleted behind the body unless renamed; None: who had it has deleted
+        it."""
         with _blaming_the_folder(self.folder):
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -168,7 +170,7 @@ class FileCache:
             os.close(handle)
 
     def _reserve(self, num_bytes: int, claim: Path) -> None:
-        """Counts bytes that are about to be written, after deleting what was not used for the longest time."""
+        """Count bytes that are about to be written, after deleting what was not used for the longest time."""
         with _blaming_the_folder(self.folder):
             counter = os.open(self.folder / "used", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -183,7 +185,7 @@ class FileCache:
             os.close(counter)
 
     def _evict(self, keep_bytes: int, claim: Path) -> int:
-        """Deletes the oldest files that nobody reads until at most `keep_bytes` are left; returns what is left."""
+        """Delete the oldest files that nobody reads until at most `keep_bytes` are left; return what is left."""
         files, used = [], 0
         for folder in (entry for entry in os.scandir(self.folder) if entry.is_dir()):
             for entry in os.scandir(folder):
@@ -230,7 +232,7 @@ def _try_lock(handle: int) -> bool:
 
 
 def _delete(path: str) -> bool:
-    """Deletes a file unless a process holds it."""
+    """Delete a file unless a process holds it."""
     try:
         handle = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -249,7 +251,7 @@ def _delete(path: str) -> bool:
 
 @contextmanager
 def _blaming_the_folder(folder: Path) -> Iterator[None]:
-    """Turns this machine's troubles with the cache folder into a `UserError`: no clip is to blame for them."""
+    """Turn this machine's troubles with the cache folder into a `UserError`: no clip is to blame for them."""
     try:
         yield
     except OSError as error:

@@ -17,7 +17,8 @@ def is_url(location: str) -> bool:
 
 
 def join_location(root: str | os.PathLike[str], path: str) -> str:
-    """A path as a table has it, starting from `root`, either of which may be a URL; URLs and absolute paths stay.
+    """Return a path as a table has it, starting from `root`, either of which may be a URL; URLs and absolute paths
+    stay.
 
     A relative path is the name of a file: below a web address, what has a meaning there (`%`, `#`, `?`) is escaped.
     """
@@ -32,7 +33,7 @@ def join_location(root: str | os.PathLike[str], path: str) -> str:
 
 
 def refuse_url(table: str | os.PathLike[str]) -> None:
-    """Raises `UserError` for a table or folder given as a URL, also one that a `Path` has robbed of a slash."""
+    """Raise `UserError` for a table or folder given as a URL, also one that a `Path` has robbed of a slash."""
     name = os.fspath(table)
     found = re.match(r"([a-z][a-z0-9+.:-]+):/+(?=[^/])", name, re.IGNORECASE)
     if found and not os.path.lexists(f"{found[1]}:"):  # a folder may be called so
@@ -44,5 +45,5 @@ def refuse_url(table: str | os.PathLike[str]) -> None:
 
 
 def file_name(location: str) -> str:
-    """The location without what a web address has behind its path (`?...`), so that its suffix is the file's."""
+    """Return the location without what a web address has behind its path (`?...`), so that its suffix is the file's."""
     return urlsplit(location).path if location.lower().startswith(("http://", "https://")) else location

@@ -24,14 +24,14 @@ Result = TypeVar("Result")
 
 
 def check_protocols(locations: Iterable[str]) -> None:
-    """Raises `UserError` where some of these files could never be fetched: fsspec or one of its parts is missing."""
+    """Raise `UserError` where some of these files could never be fetched: fsspec or one of its parts is missing."""
     for url in {location.split("://", 1)[0]: location for location in locations if is_url(location)}.values():
         if not url.lower().startswith("file://"):
             _system_of(url)
 
 
 def find_file(url: str) -> tuple[Any, str, int | None]:
-    """The file system of a URL, the file's name there, and its size in bytes where the server says it.
+    """Return the file system of a URL, the file's name there, and its size in bytes where the server says it.
 
     Raises `UserError` where a package is missing, `ClipError` for an empty file, and what the file system raises.
     """
@@ -49,7 +49,7 @@ def find_file(url: str) -> tuple[Any, str, int | None]:
 
 
 def _system_of(url: str) -> None:
-    """Imports the kinds of file systems that a URL goes through. Raises `UserError`."""
+    """Import the kinds of file systems that a URL goes through. Raises `UserError`."""
     first, *others = url.split("::")  # as it may also stand in a file's name
     for part in [first, *(other for other in others if "://" in other)]:
         protocol = part.split("://", 1)[0].lower()

@@ -72,14 +72,14 @@ def _linear(transfer: int) -> np.ndarray:
 
 @cache
 def _srgb_light() -> np.ndarray:
-    """The light of each byte (IEC 61966-2-1): float32 [256]."""
+    """Return the light of each byte (IEC 61966-2-1): float32 [256]."""
     signal = np.arange(256) / 255
     return np.where(signal <= 0.04045, signal / 12.92, ((signal + 0.055) / 1.055) ** 2.4).astype(np.float32)
 
 
 @cache
 def _srgb() -> np.ndarray:
-    """The byte of each square root of linear light (IEC 61966-2-1): uint8 [_STEPS]."""
+    """Return the byte of each square root of linear light (IEC 61966-2-1): uint8 [_STEPS]."""
     light = (np.arange(_STEPS) / (_STEPS - 1)) ** 2
     curve = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
     return np.round(curve * 255).astype(np.uint8)

@@ -14,7 +14,7 @@ from longtake.data.rules import named
 
 
 def window(total: int, num_frames: int, interval: int, u: float | np.floating, law: str = "even") -> np.ndarray:
-    """The frame numbers of one sample: int64 [num_frames].
+    """Return the frame numbers of one sample: int64 [num_frames].
 
     `total`: frames of the clip; `interval`: stride in source frames; `u`: uniform in [0, 1), the place of the window.
     law: one of `WINDOWS`, or a family's (`SampleRules`). Raises `ValueError` where none fits.
@@ -23,7 +23,7 @@ def window(total: int, num_frames: int, interval: int, u: float | np.floating, l
 
 
 def even_window(total: int, num_frames: int, interval: int, u: float) -> np.ndarray:
-    """The stride is exactly `interval` and each of the `total - span + 1` windows that fit is equally likely."""
+    """Return the stride is exactly `interval` and each of the `total - span + 1` windows that fit is equally likely."""
     span = (num_frames - 1) * interval + 1
     if num_frames < 1 or interval < 1 or span > total:
         raise ValueError(f"{num_frames} frames at a stride of {interval} do not fit into a clip of {total} frames")
@@ -32,7 +32,7 @@ def even_window(total: int, num_frames: int, interval: int, u: float) -> np.ndar
 
 
 def spread_window(total: int, num_frames: int, interval: int, start: int) -> np.ndarray:
-    """The frame numbers Open-Sora 2.0 takes from `start` on: int64 [num_frames].
+    """Return the frame numbers Open-Sora 2.0 takes from `start` on: int64 [num_frames].
 
     It spreads them evenly, with fractions cut off, over `num_frames * interval` source frames, so the stride is not
     exactly `interval`; its start never reaches the last window that fits; a clip that is too short is spread over what
@@ -90,7 +90,8 @@ def _whole(pixels: np.ndarray, size: tuple[int, int], still: bool) -> np.ndarray
 
 
 def cover_size(source: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
-    """The smallest (height, width) with the aspect of `source` that covers `target`: one side equals the target's."""
+    """Return the smallest (height, width) with the aspect of `source` that covers `target`: one side equals the
+    target's."""
     (height, width), (wanted_height, wanted_width) = source, target
     if wanted_height * width >= wanted_width * height:  # the height decides
         return wanted_height, max(wanted_width, round(width * wanted_height / height))
@@ -124,7 +125,7 @@ def _float32(pixels: np.ndarray, size: tuple[int, int], still: bool) -> np.ndarr
 
 
 def _float32_cover(source: tuple[int, ...], target: tuple[int, int]) -> tuple[int, int]:
-    """The covering size with that program's comparison of ratios and rounding."""
+    """Return the covering size with that program's comparison of ratios and rounding."""
     (height, width), (wanted_height, wanted_width) = source, target
     scale_height, scale_width = wanted_height / height, wanted_width / width
     if scale_height > scale_width:

@@ -51,13 +51,14 @@ class _NotCountable(Exception):
 
 
 def is_image(path: str | os.PathLike[str]) -> bool:
-    """True where `path` is a picture by its suffix, animated (`animation.is_still`) or not. GIFs are read as video."""
+    """Return True where `path` is a picture by its suffix, animated (`animation.is_still`) or not. GIFs are read as
+    video."""
     return suffix_of(path) in IMAGE_SUFFIXES
 
 
 @contextmanager
 def open_video(path: str | os.PathLike[str]) -> Iterator[tuple[Container, Stream]]:
-    """The opened container and the video stream that players choose (`select_stream`); closed at the end.
+    """Yield the opened container and the video stream that players choose (`select_stream`); closed at the end.
 
     Raises `ClipError` when there is no such file or stream or its codec is unknown. What fails in the body of the
     `with` is the file's fault too, whatever PyAV makes of it (damaged files give it any kind of exception).
@@ -106,7 +107,7 @@ def countable_packets(container: Container, stream: Stream) -> Iterator[av.Packe
 
 
 def check_file(path: str) -> None:
-    """Raises `ClipError` unless `path` is a file with something in it."""
+    """Raise `ClipError` unless `path` is a file with something in it."""
     try:
         size = os.stat(path).st_size if os.path.isfile(path) else None
     except OSError as error:
@@ -178,7 +179,7 @@ def decode_frames(path: str | os.PathLike[str], indices: Sequence[int] | np.ndar
 
 
 def _decode(path: str | os.PathLike[str], wanted: np.ndarray | None, near: bool) -> Iterator[Decoded]:
-    """The wanted frames (None: all); `near` starts at the key frame before the first."""
+    """Yield the wanted frames (None: all); `near` starts at the key frame before the first."""
     places = _places_of(wanted)
     last = max(places, default=None)
     count = 0
@@ -202,7 +203,7 @@ def _decode(path: str | os.PathLike[str], wanted: np.ndarray | None, near: bool)
 
 
 def _places_of(wanted: np.ndarray | None) -> dict[int, list[int]]:
-    """The places of each wanted frame, by its number."""
+    """Return the places of each wanted frame, by its number."""
     places: dict[int, list[int]] = {}
     for place, number in enumerate(() if wanted is None else wanted.tolist()):
         places.setdefault(number, []).append(place)
@@ -264,7 +265,7 @@ def _seek_by_index(container: Container, stream: Stream, first: int) -> int | No
 
 
 def _packets_near(packets: Iterator[av.Packet], position: int, first: int) -> Iterator:
-    """Drops packets before the last usable key frame whose number is at most `first`, without decoding them.
+    """Drop packets before the last usable key frame whose number is at most `first`, without decoding them.
 
     `position`: how many packets lie before the iterator. Yields first `(frame number, pts)` of the key frame to start
     from, then the packets. A key frame's number is its packet count plus the "leading" frames, which follow it in the
@@ -309,7 +310,7 @@ class _Key:
 
 
 def read_image(path: str | os.PathLike[str]) -> np.ndarray:
-    """A picture as a clip of one frame: uint8 [1, H, W, 3] RGB as it is shown (`image_picture`).
+    """Return a picture as a clip of one frame: uint8 [1, H, W, 3] RGB as it is shown (`image_picture`).
 
     Of an animated picture the first frame is taken. Raises `ClipError`.
     """
@@ -319,7 +320,8 @@ def read_image(path: str | os.PathLike[str]) -> np.ndarray:
 
 @contextmanager
 def open_picture(path: str | os.PathLike[str]) -> Iterator[Image.Image]:
-    """A picture opened by Pillow. What fails in the body of the `with` is the file's fault too. Raises `ClipError`."""
+    """Yield a picture opened by Pillow. What fails in the body of the `with` is the file's fault too. Raises
+    `ClipError`."""
     name = os.fspath(path)
     check_file(name)
     try:
@@ -332,7 +334,7 @@ def open_picture(path: str | os.PathLike[str]) -> Iterator[Image.Image]:
 
 
 def write_video(path: str | os.PathLike[str], frames: np.ndarray, fps: float, crf: float = 23) -> None:
-    """Writes an H.264 file (MP4 by its suffix; MOV and MKV work too), complete or not at all.
+    """Write an H.264 file (MP4 by its suffix; MOV and MKV work too), complete or not at all.
 
     `frames`: uint8 [T, H, W, 3] RGB, T >= 1; `fps`: frames per second; `crf`: x264's quality, from 0 (only the change
     of colour space loses anything) over 18 (hard to tell from the source) to 51. Colours are stored as BT.709 and say
@@ -380,7 +382,7 @@ def video_writer(
 
 
 def write_image(path: str | os.PathLike[str], pixels: np.ndarray) -> None:
-    """Writes one picture, complete or not at all; the suffix chooses the format. `pixels`: uint8 [H, W, 3] RGB."""
+    """Write one picture, complete or not at all; the suffix chooses the format. `pixels`: uint8 [H, W, 3] RGB."""
     image = Image.fromarray(_check_pixels(pixels, 3, "[H, W, 3]"))
     with unfinished(Path(path), synced=False) as partial:
         image.save(partial)

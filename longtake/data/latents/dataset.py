@@ -27,7 +27,7 @@ from longtake.data.loading.dataset import SlotDataset
 
 
 def shown(caption: Caption) -> str:
-    """The beginning of a clip's captions, for a sentence."""
+    """Return the beginning of a clip's captions, for a sentence."""
     return repr(" | ".join(captions_of(caption))[:80])
 
 
@@ -51,7 +51,7 @@ class StoredDataset(SlotDataset):
         self.source, self.windows = source, dict(windows or {})
 
     def batch_bytes(self, bucket: Bucket) -> int:
-        """The larger of a batch from the source and one from the files."""
+        """Return the larger of a batch from the source and one from the files."""
         stored = sum(num_bytes(of_kind.values()) for of_kind in self._wanted(bucket))
         return max(bucket.batch_size * (stored + self._drawn_bytes(bucket)), super().batch_bytes(bucket))
 

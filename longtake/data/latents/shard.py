@@ -30,7 +30,7 @@ class DamagedShard(Exception):
 
 
 def shard_path(folder: Path, kind: str, number: int) -> Path:
-    """The file of a shard of `kind` ("latents" or "texts")."""
+    """Return the file of a shard of `kind` ("latents" or "texts")."""
     return folder / kind / f"{number:06d}.safetensors"
 
 
@@ -57,7 +57,7 @@ def unpadded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes a safetensors file that is whole or absent, and on disk when this returns. Raises OSError."""
+    """Write a safetensors file that is whole or absent, and on disk when this returns. Raises OSError."""
     write_whole(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}))
 
 

@@ -44,7 +44,7 @@ LARGEST_LATENT = 1e4  # in size; no autoencoder gives larger ones, but bytes of 
 
 
 def check_numbers(name: str, value: Any, largest: float = math.inf) -> None:
-    """Raises `UnusableLatents`, which begins with `name`, for NaN, infinity and numbers larger in size than
+    """Raise `UnusableLatents`, which begins with `name`, for NaN, infinity and numbers larger in size than
     `largest`; only tensors of numbers with fractions are looked at."""
     if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
         return
@@ -100,17 +100,17 @@ class LatentSource(Protocol):
         """
 
     def text_tensors(self) -> Mapping[str, Any]:
-        """The same of one embedded caption: conditions, and their masks."""
+        """Return the same of one embedded caption: conditions, and their masks."""
 
     def find(self, view: int, samples: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """The entries of samples (uint64 [B]) of rows of the clip table: int64 [B], -1 where there is none."""
+        """Return the entries of samples (uint64 [B]) of rows of the clip table: int64 [B], -1 where there is none."""
 
     def latents(self, entry: int) -> Mapping[str, Tensor]:
         """Of one entry, on the CPU. Raises `UnusableLatents`."""
 
     def texts(self, entry: int, caption: Caption) -> Mapping[str, Tensor]:
-        """The embedded caption of an entry; of several they are stacked. Raises `UnusableLatents`, and `ValueError`
-        where the caption is known to be another than the one encoded."""
+        """Return the embedded caption of an entry; of several they are stacked. Raises `UnusableLatents`, and
+        `ValueError` where the caption is known to be another than the one encoded."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class ListedLatents:
         return self.of_texts
 
     def find(self, view: int, samples: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """The rows themselves, in the one view that there is."""
+        """Return the rows themselves, in the one view that there is."""
         there = [view == 0 and self.lines[row] is not None for row in rows.tolist()]
         return np.where(np.array(there, bool), rows, -1)
 
@@ -192,7 +192,7 @@ def open_listed(
     read_texts: Read,
     segments: bool = False,
 ) -> ListedLatents:
-    """The source that a JSONL names. names: of the clips' files, in order of rows; `key` holds one in each line.
+    """Return the source that a JSONL names. names: of the clips' files, in order of rows; `key` holds one in each line.
 
     Dtypes and shapes are those of the first line whose files can be read. `segments`: of texts the first axis counts a
     clip's captions. Raises `UserError` where there is no such line.
@@ -225,7 +225,8 @@ def _name_of(value: Tensor) -> str:
 
 
 def read_list(path: str | os.PathLike[str], key: str, names: Sequence[str]) -> list[Line | None]:
-    """The lines of a JSONL whose `key` is one of `names`. Raises `UserError` for another file, repeated names."""
+    """Return the lines of a JSONL whose `key` is one of `names`. Raises `UserError` for another file,
+    repeated names."""
     lines: dict[str, Line] = {}
     try:
         for line in objects_of_lines(Path(path)):
@@ -240,7 +241,7 @@ def read_list(path: str | os.PathLike[str], key: str, names: Sequence[str]) -> l
 
 
 def load_tensors(path: Path, mapped: bool = False) -> Any:
-    """The tensors of a `.safetensors` file by name, or the value in a file of `torch.save`: no code is run.
+    """Return the tensors of a `.safetensors` file by name, or the value in a file of `torch.save`: no code is run.
     mapped: their numbers are not read before they are used, where the file's form allows it. Raises `UnusableLatents`.
     """
     try:
@@ -256,13 +257,13 @@ def load_tensors(path: Path, mapped: bool = False) -> Any:
 
 
 def load_tensor(path: Path, mapped: bool = False) -> Tensor:
-    """The tensor of a file that holds one, by whatever name. Raises `UnusableLatents`."""
+    """Return the tensor of a file that holds one, by whatever name. Raises `UnusableLatents`."""
     value = load_tensors(path, mapped)
     return single_tensor(path, value)
 
 
 def single_tensor(path: str | os.PathLike[str], value: Any) -> Tensor:
-    """The tensor in what `load_tensors` gave of a file. Raises `UnusableLatents` unless it is exactly one."""
+    """Return the tensor in what `load_tensors` gave of a file. Raises `UnusableLatents` unless it is exactly one."""
     if isinstance(value, Mapping) and len(value) == 1:
         (value,) = value.values()
     if isinstance(value, Tensor):

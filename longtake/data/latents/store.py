@@ -80,7 +80,7 @@ class LatentStore:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], check: bool = True) -> LatentStore:
-        """Raises `UserError` where there is no store, one of another format, or (with `check`) one whose files are cut
+        """Raise `UserError` where there is no store, one of another format, or (with `check`) one whose files are cut
         short."""
         folder = Path(folder).absolute()
         store = cls(folder, read_facts(folder))
@@ -131,11 +131,12 @@ class LatentStore:
         return EncoderFacts(latent, length, empty, posterior="std" in self.facts["tensors"])
 
     def column(self, name: str) -> np.ndarray:
-        """A numeric column of the index, one value an entry; entries are in the order of (view, sample)."""
+        """Return a numeric column of the index, one value an entry; entries are in the order of (view, sample)."""
         return self._index[LATENTS][name]
 
     def find(self, view: int, samples: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-        """The entries of samples (uint64 [B]) in a view: int64 [B], -1 where there is none or its caption is not there.
+        """Return the entries of samples (uint64 [B]) in a view: int64 [B], -1 where there is none or its caption is not
+        there.
 
         The shard of a caption may be another part's to make than that of the latents.
         """
@@ -164,7 +165,8 @@ class LatentStore:
         return self._read(LATENTS, entry)
 
     def texts(self, entry: int, caption: Caption) -> dict[str, Tensor]:
-        """The caption of an entry that `find` gave: "text" [L, Dt] and "vector" [Dv]; of segments they are stacked."""
+        """Return the caption of an entry that `find` gave: "text" [L, Dt] and "vector" [Dv]; of segments they are
+        stacked."""
         if text_hash(caption) != int(self.column("text")[entry]):
             raise ValueError("it is not the one that was encoded")
         hashes = np.array([text_hash(part) for part in captions_of(caption)], np.uint64)
@@ -174,7 +176,7 @@ class LatentStore:
         return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
 
     def check_sizes(self) -> None:
-        """Raises `UserError` where a shard that the index names is missing or has lost bytes at its end."""
+        """Raise `UserError` where a shard that the index names is missing or has lost bytes at its end."""
         for kind, columns in self._index.items():
             counts = np.bincount(columns["shard"][columns["shard"] >= 0])
             shards = np.flatnonzero(counts).tolist()
@@ -203,7 +205,8 @@ class LatentStore:
 
 
 def text_hash(caption: Caption) -> int:
-    """The 64-bit hash under which a caption, suffix included, lies in a store; of several the hash of them all."""
+    """Return the 64-bit hash under which a caption, suffix included, lies in a store; of several the hash of
+    them all."""
     return hash64("caption", *captions_of(caption))
 
 
@@ -239,7 +242,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
 
 
 def _check_parts(facts: Mapping[str, Any]) -> None:
-    """Raises some error where a part of `store.json` is not what its readers take it to be."""
+    """Raise some error where a part of `store.json` is not what its readers take it to be."""
     if not 1 <= facts["fingerprint"]["dataset.views"] < 2**31:
         raise ValueError("views")
     LatentShape(**facts["latent"])(17, 64, 64)
@@ -259,7 +262,7 @@ def has_segments(facts: Mapping[str, Any]) -> bool:
 
 
 def of_window(window: str, moment: str) -> str:
-    """The name of a moment ("mean", "std") of a window's latents."""
+    """Return the name of a moment ("mean", "std") of a window's latents."""
     return f"{window}.{moment}"
 
 
@@ -281,18 +284,19 @@ def read_empty(folder: Path, facts: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def read_index(folder: Path, kind: str) -> pa.Table:
-    """The index of `LATENTS` or `TEXTS`, sorted; of an unfinished store, that of its shards. Raises `UserError`."""
+    """Return the index of `LATENTS` or `TEXTS`, sorted; of an unfinished store, that of its shards. Raises
+    `UserError`."""
     whole = folder / f"{INDEX_NAMES[kind]}.arrow"
     return read_table(whole, INDEX_SCHEMAS[kind]) if whole.is_file() else gather_index(folder, kind)
 
 
 def gather_index(folder: Path, kind: str) -> pa.Table:
-    """The pieces of the index that belong to finished shards, in one table and sorted. Raises `UserError`."""
+    """Return the pieces of the index that belong to finished shards, in one table and sorted. Raises `UserError`."""
     return join_pieces([read_table(piece, INDEX_SCHEMAS[kind]) for piece in pieces_of(folder, kind)], kind)
 
 
 def pieces_of(folder: Path, kind: str) -> list[Path]:
-    """The pieces of the index of `LATENTS` or `TEXTS`, by the numbers of their shards, which are whole."""
+    """Return the pieces of the index of `LATENTS` or `TEXTS`, by the numbers of their shards, which are whole."""
     return sorted((folder / kind).glob("[0-9]*.parquet"))  # those under way have names that begin with a dot
 
 
@@ -304,8 +308,8 @@ def join_pieces(pieces: Sequence[pa.Table], kind: str) -> pa.Table:
 
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:
-    """A Parquet file, or an Arrow file mapped into memory, whose columns are those of `schema`. Raises `UserError` that
-    names the file and the remedy where it is damaged."""
+    """Return a Parquet file, or an Arrow file mapped into memory, whose columns are those of `schema`. Raises
+    `UserError` that names the file and the remedy where it is damaged."""
     try:
         if path.suffix == ".parquet":
             table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
@@ -322,7 +326,7 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """Writes a Parquet or Arrow file that is whole or absent, and on disk when this returns. Raises OSError."""
+    """Write a Parquet or Arrow file that is whole or absent, and on disk when this returns. Raises OSError."""
     with unfinished(path) as partial:
         if path.suffix == ".parquet":
             pq.write_table(table, partial, compression="zstd", write_page_checksum=True)
@@ -340,7 +344,7 @@ def _columns(table: pa.Table) -> dict[str, Any]:
 
 
 def as_array(column: pa.ChunkedArray) -> np.ndarray:
-    """A numeric column as an array, without a copy where it is in one piece."""
+    """Return a numeric column as an array, without a copy where it is in one piece."""
     return column.chunk(0).to_numpy() if column.num_chunks == 1 else column.to_numpy()
 
 

@@ -12,7 +12,7 @@ from longtake.data.tables.table import ClipTable
 def written_caption(
     config: DatasetConfig, table: ClipTable | MixedTable, rules: SampleRules, text: str, row: int, rate: float
 ) -> str:
-    """The caption of a row whose `text` is one of its cells, or a part of one; `rate` as the model sees it."""
+    """Return the caption of a row whose `text` is one of its cells, or a part of one; `rate` as the model sees it."""
     score = table.motion_score[row] if config.vmaf else None
     facts = {"source_fps": table.fps[row], "fps_max": config.fps_max}
     facts |= {column: table.caption(row, column) for column in rules.facts}
@@ -20,7 +20,7 @@ def written_caption(
 
 
 def prefixed_caption(config: DatasetConfig, table: ClipTable | MixedTable, text: str, row: int) -> str:
-    """A caption with the `caption_prefix` of the table that its row is of."""
+    """Return a caption with the `caption_prefix` of the table that its row is of."""
     prefix = config.caption_prefix
     if not isinstance(prefix, str):
         is_mix = config.mix is not None and isinstance(table, MixedTable)

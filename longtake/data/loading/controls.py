@@ -21,8 +21,8 @@ _MOST_ROWS, _SHOWN = 1000, 3  # that are checked before the first step, and name
 
 
 def control_frames(path: str, table: ClipTable | MixedTable, row: int, numbers: np.ndarray) -> np.ndarray:
-    """The frames of a control video that are shown when these frames of a clip are; equal numbers where a rate is
-    unknown. Raises `ClipError` where it ends before, or shows a picture of another shape."""
+    """Return the frames of a control video that are shown when these frames of a clip are; equal numbers where a
+    rate is unknown. Raises `ClipError` where it ends before, or shows a picture of another shape."""
     control = probe_file(path)
     height, width = int(table.height[row]), int(table.width[row])
     if abs(control.height * width / (control.width * height) - 1) > _SAME_ASPECT:
@@ -57,7 +57,7 @@ def control_lines(table: ClipTable | MixedTable, companions: Sequence[Companion]
 
 
 def _fault(table: ClipTable | MixedTable, row: int, companion: Companion) -> str:
-    """The fault of a clip's control video, with its name; empty where it has none, or is not on this machine."""
+    """Return the fault of a clip's control video, with its name; empty where it has none, or is not on this machine."""
     name = next(iter(names_in(table.caption(row, companion.column))), "")
     location = table.location_of(row, name) if name and table.num_frames[row] > 0 else ""
     if not location or is_url(location):

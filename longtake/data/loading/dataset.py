@@ -51,7 +51,7 @@ class KnownSource(Protocol):
         """Of clips (T, H, W), by rows."""
 
     def num_bytes(self, shape: tuple[int, int, int]) -> int:
-        """The most that the tensors of one sample take."""
+        """Return the most that the tensors of one sample take."""
 
 
 class SlotDataset(Dataset[Batch]):
@@ -109,12 +109,12 @@ class SlotDataset(Dataset[Batch]):
         return self.read(slot, self.draw(slot))
 
     def draw(self, slot: Slot, for_pixels: bool = True) -> dict[str, Tensor]:
-        """The random numbers of a slot's samples; for_pixels: also those for pixels themselves, one for each."""
+        """Return the random numbers of a slot's samples; for_pixels: also those for pixels themselves, one for each."""
         wanted = {name: one for name, one in self.draws.items() if for_pixels or one.shape != "pixels"}
         return draw(slot, self.seed, self.stage, self.latent, wanted, self.config.views)
 
     def read(self, slot: Slot, draws: Mapping[str, Tensor]) -> Batch:
-        """The batch of a slot, whose random numbers for the trainer are `draws`."""
+        """Return the batch of a slot, whose random numbers for the trainer are `draws`."""
         weights = np.array(slot.weights, dtype=np.float32)
         places, timing = window_draws(slot, self.seed, self.stage, self.config.views), self.timing(slot)
         texts, wrong = self.captions(slot)
@@ -154,7 +154,7 @@ class SlotDataset(Dataset[Batch]):
         faults: Sequence[ClipFault],
         draws: Mapping[str, Tensor],
     ) -> Batch:
-        """A batch of a slot's pixels and captions with all that the table says of it."""
+        """Return a batch of a slot's pixels and captions with all that the table says of it."""
         choices = {name: drawn.numpy() for name, drawn in draws.items() if self.draws[name].is_choice}
         return Batch(
             bucket=slot.bucket,
@@ -181,7 +181,7 @@ class SlotDataset(Dataset[Batch]):
         return found
 
     def _numbers(self, row: int, num_frames: int, timing: Timing, i: int, place: float) -> np.ndarray:
-        """The source frames of sample `i` of a slot: int64 [num_frames]. Raises `ClipError`."""
+        """Return the source frames of sample `i` of a slot: int64 [num_frames]. Raises `ClipError`."""
         if is_image(file_name(self.table.location(row))) and self.table.num_frames[row] == 1:
             if num_frames != 1:
                 raise ClipError(f"a still cannot fill {num_frames} frames")
@@ -193,14 +193,14 @@ class SlotDataset(Dataset[Batch]):
             raise ClipError(str(error)) from error
 
     def _shown(self, row: int, numbers: np.ndarray) -> np.ndarray:
-        """The frames of a clip that a player shows where these stand at the clip's mean rate."""
+        """Return the frames of a clip that a player shows where these stand at the clip's mean rate."""
         if self.table.uneven_times[row] != 1 or not self.table.fps[row] > 0:
             return numbers
         with self.files.local(self.table.location(row)) as path:
             return frames_at(path, numbers / float(self.table.fps[row]))
 
     def _fill(self, out: np.ndarray, row: int, numbers: np.ndarray, named: str | None = None, column: str = "") -> None:
-        """Writes one sample's pixels into `out`: [3, T, H, W]; `named`: a file of the `column` in place of the clip."""
+        """Write one sample's pixels into `out`: [3, T, H, W]; `named`: a file of the `column` in place of the clip."""
         size = out.shape[2:]
         location = self.table.location(row) if named is None else self.table.location_of(row, named)
         key = row, column, size[0], size[1]
@@ -234,7 +234,7 @@ class SlotDataset(Dataset[Batch]):
         return found
 
     def _bring(self, one: Companion, out: Mapping[str, np.ndarray], slot: Slot, i: int, numbers: np.ndarray) -> None:
-        """Writes what sample `i`, of these frames, brings along into `out`, by the names of its tensors."""
+        """Write what sample `i`, of these frames, brings along into `out`, by the names of its tensors."""
         row = int(slot.rows[i])
         try:
             names = names_in(self.table.caption(row, one.column))
@@ -262,7 +262,7 @@ class SlotDataset(Dataset[Batch]):
             raise ClipError(f"{one.name}: {error}") from error
 
     def _chosen(self, names: Sequence[str], most: int, slot: Slot, i: int) -> list[str]:
-        """The stills that a sample takes: all, in their order, or as many as it may, drawn for its view."""
+        """Return the stills that a sample takes: all, in their order, or as many as it may, drawn for its view."""
         if len(names) <= most:
             return list(names)
         view = view_of(slot.pass_index, self.config.views)
@@ -270,7 +270,8 @@ class SlotDataset(Dataset[Batch]):
         return [names[place] for place in np.argsort(drawn, kind="stable")[:most].tolist()]
 
     def texts(self, slot: Slot) -> tuple[Caption, ...]:
-        """The captions of a slot, suffix included, each from its drawn column or, where that is empty, another one."""
+        """Return the captions of a slot, suffix included, each from its drawn column or, where that is empty, another
+        one."""
         return self.captions(slot)[0]
 
     def captions(self, slot: Slot) -> tuple[tuple[Caption, ...], dict[int, str]]:
@@ -305,12 +306,13 @@ class SlotDataset(Dataset[Batch]):
         return written_caption(self.config, self.table, self.rules, text, row, rate)
 
     def prefixed(self, text: str, row: int) -> str:
-        """A caption with the `caption_prefix` of the table that its row is of."""
+        """Return a caption with the `caption_prefix` of the table that its row is of."""
         return prefixed_caption(self.config, self.table, text, row)
 
 
 def _frames(path: str, still: bool, numbers: np.ndarray | None) -> Iterator[tuple[list[int], np.ndarray]]:
-    """The wanted frames (None: all) of a video or a still, one after the other, as `decode_frames` gives them."""
+    """Return the wanted frames (None: all) of a video or a still, one after the other, as `decode_frames`
+    gives them."""
     if still:
         return iter([([0], read_image(path)[0])])
     return decode_frames(path, numbers)
@@ -358,7 +360,7 @@ def file_cache(config: DatasetConfig) -> FileCache:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises `ClipError` in the body after `seconds` of wall time; 0: never.
+    """Raise `ClipError` in the body after `seconds` of wall time; 0: never.
 
     Uses the interval timer, so it works in the main thread only (loader workers run in theirs); elsewhere, and on
     systems without the timer, there is no limit. A timer that was running before goes on afterwards.

@@ -22,7 +22,8 @@ def window_draws(slot: Slot, seed: int, stage: int, views: int = 0) -> np.ndarra
 def caption_columns(
     slot: Slot, captions: Mapping[str, float] | None, seed: int, stage: int, views: int = 0
 ) -> list[tuple[str, ...]]:
-    """The caption columns of each sample in the order in which they are tried: the drawn one, then the rest as written.
+    """Return the caption columns of each sample in the order in which they are tried: the drawn one, then the rest as
+    written.
 
     `captions`: column -> probability, on any scale; None: the column `text`.
     """
@@ -38,7 +39,7 @@ def caption_columns(
 def draw(
     slot: Slot, seed: int, stage: int, latent: LatentShape, wanted: Mapping[str, Draw], views: int = 0
 ) -> dict[str, Tensor]:
-    """The numbers that training wants of the samples of a slot, by name, on the CPU: [B, *shape of one].
+    """Return the numbers that training wants of the samples of a slot, by name, on the CPU: [B, *shape of one].
 
     Normal and uniform numbers are float32, integers int64. Noise is drawn for the whole latent, before any cut.
     """

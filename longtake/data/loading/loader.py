@@ -75,7 +75,7 @@ class SlotLoader:
         return Fetched(self, self._fetches)
 
     def close(self) -> None:
-        """Ends the worker processes; the next `fetch` starts new ones. Without it they end with the loader."""
+        """End the worker processes; the next `fetch` starts new ones. Without it they end with the loader."""
         _end_all(self._workers)
         self._tasks, self._slots, self._waiting = {}, iter(()), None
 
@@ -90,7 +90,7 @@ class SlotLoader:
         return [worker.process.pid or 0 for worker in self._workers]
 
     def _take(self) -> Parcel | Batch:
-        """The next batch, waited for. Raises `StopIteration` behind the last one."""
+        """Return the next batch, waited for. Raises `StopIteration` behind the last one."""
         if not self.num_workers:
             return self.source[next(self._slots)]
         self._fill()
@@ -159,7 +159,7 @@ class SlotLoader:
         return (task for task in self._tasks.values() if not task.done)
 
     def _listen(self, seconds: float | None) -> None:
-        """Takes in what workers have to say; waits for it up to `seconds` (None: until there is something)."""
+        """Take in what workers have to say; wait for it up to `seconds` (None: until there is something)."""
         for worker in wait(self._workers, seconds) if self._workers else ():
             try:
                 answer = worker.answer()
@@ -182,7 +182,7 @@ class SlotLoader:
         self.peak_bytes = max(self.peak_bytes, self.bytes_in_flight)
 
     def _replace(self, worker: DataWorker, cause: str) -> None:
-        """Starts another worker in place of a dead one; it makes what that one had not finished."""
+        """Start another worker in place of a dead one; it make what that one had not finished."""
         worker.hang_up()
         place = self._workers.index(worker)
         del self._workers[place]
@@ -201,7 +201,7 @@ class SlotLoader:
             fresh.ask(task.number, task.slot, task.careful)
 
     def _blame(self, task: _Task, cause: str) -> None:
-        """Notes a death at a slot. The second makes its next try careful; a sample that then kills is left out. SIGKILL
+        """Note a death at a slot. The second makes its next try careful; a sample that then kills is left out. SIGKILL
         mostly means that memory ran out, so it is blamed on one sample of a slot at most."""
         task.deaths += 1
         slot, place, task.trying = task.slot, task.trying, None
@@ -243,7 +243,7 @@ class Fetched(Iterator[Batch]):
         return found.batch if isinstance(found, Parcel) else found
 
     def parcel(self) -> Parcel | None:
-        """The next batch in one stretch of bytes; None behind the last one."""
+        """Return the next batch in one stretch of bytes; None behind the last one."""
         try:
             found = self._next()
         except StopIteration:
@@ -281,7 +281,7 @@ class _Task:
 
 
 def machine_bytes() -> int:
-    """The memory of this machine, or of the container that the process runs in, where that has less."""
+    """Return the memory of this machine, or of the container that the process runs in, where that has less."""
     found = processes.physical_bytes()
     for file in _CGROUP_LIMITS:
         with suppress(OSError, ValueError):  # no such file, or "max"

@@ -50,7 +50,7 @@ class Parcel:
         return int(_view(self.data, self.plan.weights).count_nonzero())
 
     def on(self, data: Tensor) -> Parcel:
-        """The same parcel with its bytes in another place; `data` may be longer than needed."""
+        """Return the same parcel with its bytes in another place; `data` may be longer than needed."""
         return Parcel(self.plan, data[: len(self.data)])
 
 
@@ -70,7 +70,7 @@ def plan_parcel(batch: Batch) -> tuple[Batch, list[tuple[Place, Tensor]], int]:
 
 
 def pack(batch: Batch) -> Parcel:
-    """The batch in one stretch of ordinary memory."""
+    """Return the batch in one stretch of ordinary memory."""
     plan, contents, num_bytes = plan_parcel(batch)
     data = torch.empty(num_bytes, dtype=torch.uint8)
     for place, tensor in contents:

@@ -65,7 +65,7 @@ _CUT = b"\0"  # marks half a line that a later append closed
 
 
 def append_quarantine(path: str | os.PathLike[str], faults: Iterable[ClipFault]) -> None:
-    """Adds faults in one write, so that lines of several processes do not mix, and waits until they are on disk."""
+    """Add faults in one write, so that lines of several processes do not mix, and wait until they are on disk."""
     lines = "".join(json.dumps(asdict(fault) | {"version": VERSION}, ensure_ascii=True) + "\n" for fault in faults)
     if not lines:
         return

@@ -46,7 +46,7 @@ class SlotSource(Protocol):
     def __getitem__(self, slot: Slot) -> Batch: ...
 
     def texts(self, slot: Slot) -> Sequence[Caption]:
-        """The captions of its samples."""
+        """Return the captions of its samples."""
 
     def batch_bytes(self, bucket: Bucket) -> int:
         """How large the tensors of a bucket's batch are, roughly."""
@@ -76,7 +76,7 @@ class DataWorker:
 
     @classmethod
     def start(cls, source: SlotSource) -> DataWorker:
-        """Starts a process that serves `source`."""
+        """Start a process that serves `source`."""
         their_requests, our_requests = multiprocessing.Pipe(duplex=False)
         our_answers, their_answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         _OUR_ENDS.update((our_requests, our_answers))
@@ -95,7 +95,7 @@ class DataWorker:
             self.requests.send((number, slot, careful))
 
     def answer(self) -> Answer:
-        """The next thing the worker has to say; waits for it. Raises `WorkerDied`."""
+        """Return the next thing the worker has to say; waits for it. Raises `WorkerDied`."""
         try:
             number, kind, num_bytes, rest, descriptors = self._header()
         except (EOFError, ConnectionError) as error:
@@ -158,7 +158,7 @@ def _serve(source: SlotSource, requests: Connection, answers: socket.socket) -> 
 
 
 def _try_each(source: SlotSource, task: int, slot: Slot, answers: socket.socket) -> None:
-    """Loads the samples of a slot one by one, each named before it is touched."""
+    """Load the samples of a slot one by one, each named before it is touched."""
     for place in np.flatnonzero(slot.weights).tolist():
         answers.sendall(_HEADER.pack(task, _TRYING, place, 0))
         alone = np.zeros_like(slot.weights)
@@ -168,7 +168,7 @@ def _try_each(source: SlotSource, task: int, slot: Slot, answers: socket.socket)
 
 
 def _send(answers: socket.socket, task: int, kind: int, batch: Batch | None, content: Any) -> None:
-    """Puts a batch (or any small object) into an anonymous file and sends its descriptor."""
+    """Put a batch (or any small object) into an anonymous file and send its descriptor."""
     contents, num_bytes = [], 0
     if batch is not None:
         content, contents, num_bytes = plan_parcel(batch)
@@ -193,7 +193,7 @@ def _write(descriptor: int, content: memoryview, start: int) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error as it can travel: some classes do not survive pickling."""
+    """Return the error as it can travel: some classes do not survive pickling."""
     with suppress(Exception):
         if type(pickle.loads(pickle.dumps(error))) is type(error):
             return error

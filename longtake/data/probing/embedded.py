@@ -73,7 +73,7 @@ def is_embedded(source: Path) -> bool:
 
 
 def embedded_table(source: Path, root: str | os.PathLike[str] | None) -> Path:
-    """The clip table of a list: made, with the sizes that the files' headers say, or as it was if all is.
+    """Return the clip table of a list: made, with the sizes that the files' headers say, or as it was if all is.
 
     It is `.NAME.longtake.parquet` beside the list, or lies in the user's cache folder where that cannot be written.
     Raises `UserError` that names the lines which cannot be used, with the reasons.
@@ -99,7 +99,7 @@ def embedded_table(source: Path, root: str | os.PathLike[str] | None) -> Path:
 
 
 def embedded_clips(table: Path) -> list[Embedded] | None:
-    """The lines of the list that a table was made from, row by row; None for another table."""
+    """Return the lines of the list that a table was made from, row by row; None for another table."""
     names = _names()
     if table.suffix != ".parquet" or not set(names) <= set(pyarrow.parquet.read_schema(table).names):
         return None
@@ -112,7 +112,7 @@ def _names() -> list[str]:
 
 
 def list_of(table: Path) -> str:
-    """The name of the list that a table was made from."""
+    """Return the name of the list that a table was made from."""
     return table.name.removeprefix(".").removesuffix(FOLDER_TABLE)
 
 
@@ -166,7 +166,7 @@ def _out_of_range(folder: Path, lines: list[tuple[int, dict[str, Any]]]) -> list
 
 
 def _looked_at(folder: Path, number: int, line: Mapping[str, Any]) -> Embedded | str:
-    """A line with the sizes of what is in its files; or what is wrong with it."""
+    """Return a line with the sizes of what is in its files; or what is wrong with it."""
     from longtake.data.latents.source import UnusableLatents  # with torch
 
     try:

@@ -32,7 +32,8 @@ _NUMBERS = ("num_frames", "height", "width", "fps")
 
 
 def folder_table(folder: Path) -> Path:
-    """The table of the clips below a folder, with paths that start from the folder: made, or as it was if all is.
+    """Return the table of the clips below a folder, with paths that start from the folder: made, or as it was if all
+    is.
 
     It is `.longtake.parquet` in the folder, or lies in the user's cache folder where that cannot be written. Files
     that are new or have changed are probed; of files that are gone the rows go. Files that cannot be used are listed
@@ -45,7 +46,8 @@ def folder_table(folder: Path) -> Path:
 
 
 def kept_table(named: Path, folder: Path | str, listing: Listing, table: Path) -> Path:
-    """The file `table`, which has the rows of a listing that can be used, in their order, with what was probed of them.
+    """Return the file `table`, which has the rows of a listing that can be used, in their order, with what was probed
+    of them.
 
     `named`: what the user knows them by; `folder`: where their paths start; `listing`: with ids that all differ. Rows
     that `known_rows` finds numbers in are not probed. The table keeps the listing's notes, see `notes_of`.
@@ -136,7 +138,7 @@ def _as_said(clips: pa.Table, stills: np.ndarray) -> pa.Table:
 
 
 def _probed(clips: pa.Table, folder: Path | str) -> tuple[pa.Table | None, list[tuple[int, str, str]]]:
-    """The rows of the clips that can be used, in their order, and the bad ones; None where none can."""
+    """Return the rows of the clips that can be used, in their order, and the bad ones; None where none can."""
     with tempfile.TemporaryDirectory(prefix="longtake-") as place:
         source, target = Path(place) / "listing.parquet", Path(place) / "probed.parquet"
         write_table(clips, source)
@@ -153,7 +155,7 @@ def _probed(clips: pa.Table, folder: Path | str) -> tuple[pa.Table | None, list[
 
 
 def _facts(clips: pa.Table) -> pa.ChunkedArray:
-    """A text for each clip that is equal where nothing has changed."""
+    """Return a text for each clip that is equal where nothing has changed."""
     return pc.binary_join_element_wise(clips["path"], clips[STATES], "\0")
 
 

@@ -35,7 +35,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, belongs_to: Mapping[str, Any]):
-        """Opens or starts the journal at `path`.
+        """Open or start the journal at `path`.
 
         `belongs_to`: JSON values that must be the same for its answers to hold. Raises `UserError` where they are not,
         naming them, where the file is no journal, and where another process writes it.
@@ -68,7 +68,7 @@ class Journal:
             self._file.close()
 
     def read(self) -> Iterator[tuple[int, Any]]:
-        """The answers so far: (row, answer), in the order they came."""
+        """Yield the answers so far: (row, answer), in the order they came."""
         with open(self.path, "rb") as file:
             file.seek(self._start)
             for line in file:
@@ -80,13 +80,13 @@ class Journal:
                 raise UserError(f"{self.path}: {line[:60]!r} is not a line of a journal; delete the file")
 
     def add(self, row: int, answer: Any) -> None:
-        """Notes one answer; it reaches the file within half a second of the next one's coming."""
+        """Note one answer; it reaches the file within half a second of the next one's coming."""
         self._held.append(json.dumps([row, answer]) + "\n")
         if len(self._held) >= _LINES_HELD or time.monotonic() - self._written > _SECONDS_HELD:
             self._write()
 
     def remove(self) -> None:
-        """Deletes the journal: its answers have been written elsewhere."""
+        """Delete the journal: its answers have been written elsewhere."""
         self._held.clear()
         self.path.unlink(missing_ok=True)
         self._file.close()
@@ -98,7 +98,7 @@ class Journal:
             return True
 
     def _find_start(self, belongs_to: dict[str, Any]) -> int:
-        """Checks or writes the first line, drops a half last one, and returns where the answers begin."""
+        """Check or write the first line, drop a half last one, and return where the answers begin."""
         ours = {"format": "longtake journal", "version": FORMAT_VERSION} | belongs_to
         with open(self.path, "rb") as file:
             line = file.readline()

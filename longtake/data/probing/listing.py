@@ -30,7 +30,7 @@ class Listing:
 
 
 def list_clips(folder: Path) -> Listing:
-    """The clips below a folder, sorted by path, which starts from the folder, with `/`.
+    """Return the clips below a folder, sorted by path, which starts from the folder, with `/`.
 
     `text` is what a clip's caption file holds, see `CaptionFiles`; empty where there is none. A caption that cannot be
     read costs its clip. Raises `UserError` where there is no clip.
@@ -64,7 +64,7 @@ def list_clips(folder: Path) -> Listing:
 
 
 def _notes_on_texts(clips: Sequence[str], texts: Sequence[str], used: set[str]) -> list[str]:
-    """A sentence on text files that are no clip's caption: all `.txt`, others by the name of a clip."""
+    """Return a sentence on text files that are no clip's caption: all `.txt`, others by the name of a clip."""
     keys = {name_key(name) for path in clips for name in (path, path.rpartition(".")[0])}
     unused = [
         path
@@ -77,7 +77,7 @@ def _notes_on_texts(clips: Sequence[str], texts: Sequence[str], used: set[str]) 
 
 
 def file_state(file: Path) -> str:
-    """A text that differs once the file does."""
+    """Return a text that differs once the file does."""
     try:
         stat = file.stat()
     except OSError:

@@ -37,7 +37,7 @@ def is_metadata(source: Path) -> bool:
 
 
 def metadata_table(source: Path, root: str | os.PathLike[str] | None) -> Path:
-    """The clip table of a list: made, or as it was if all is; its rows are in the list's order.
+    """Return the clip table of a list: made, or as it was if all is; its rows are in the list's order.
 
     It is `.NAME.longtake.parquet` beside the list, or lies in the user's cache folder where that cannot be written.
     Rows that say frames, height and width, or of a picture height and width, are taken at their word; the files of all
@@ -49,7 +49,7 @@ def metadata_table(source: Path, root: str | os.PathLike[str] | None) -> Path:
 
 
 def _listed(source: Path, folder: Path | str) -> Listing:
-    """The rows with columns of clip tables; `changed` differs once a row or its file does."""
+    """Return the rows with columns of clip tables; `changed` differs once a row or its file does."""
     rows, unreadable = open_rows(source).whole()
     names = our_names(rows.column_names)
     rows = rows.rename_columns(names)

@@ -47,7 +47,7 @@ class Mp4Video:
 
 
 def read_mp4(path: str) -> Mp4Video | None:
-    """The file's video by its index, or None where a more careful reader must look. Raises `OSError`."""
+    """Return the file's video by its index, or None where a more careful reader must look. Raises `OSError`."""
     with open(path, "rb") as file:
         try:
             moov = _read_moov(file)
@@ -57,7 +57,7 @@ def read_mp4(path: str) -> Mp4Video | None:
 
 
 def _read_moov(file: BinaryIO) -> bytes | None:
-    """The contents of the index box; None for a file with fragments, of another kind, or without."""
+    """Return the contents of the index box; None for a file with fragments, of another kind, or without."""
     size = os.fstat(file.fileno()).st_size
     at, moov = 0, None
     while at + 8 <= size:
@@ -101,7 +101,7 @@ def _all(data: bytes, kind: bytes, span: Span) -> list[Span]:
 
 
 def _read_video(moov: bytes, file_size: int) -> Mp4Video | None:
-    """The one video track; None where there is none, or several, or anything unusual about it."""
+    """Return the one video track; None where there is none, or several, or anything unusual about it."""
     everything = list(_boxes(moov, (0, len(moov))))
     headers = [span for kind, span in everything if kind == b"mvhd"]
     if len(headers) != 1 or any(kind in (b"mvex", b"cmov") for kind, _ in everything):
@@ -286,7 +286,7 @@ class FrameTimes:
     shown: list[int] = field(default_factory=list)  # of each frame, in ticks
 
     def add(self, time: int | None, length: int | None) -> None:
-        """Notes when a frame is shown and for how long, in ticks."""
+        """Note when a frame is shown and for how long, in ticks."""
         self.count += 1
         if time is None:
             self.known = False

@@ -48,7 +48,7 @@ class ClipInfo:
 
 
 def probe_file(path: str | os.PathLike[str], decode_check: bool = False) -> ClipInfo:
-    """Reads what the container says about a video or a still; pixels are decoded only where nothing else is exact.
+    """Read what the container says about a video or a still; pixels are decoded only where nothing else is exact.
 
     The frame count is the header's where the file's index agrees with it; else packets are counted; formats in which
     packets are not frames (AVI, VP8, transport streams ...) are decoded. Raises `ClipError`, also for an MP4 whose
@@ -64,7 +64,7 @@ def probe_file(path: str | os.PathLike[str], decode_check: bool = False) -> Clip
 
 
 def frames_at(path: str | os.PathLike[str], seconds: np.ndarray) -> np.ndarray:
-    """The frames that a player shows at these times from the first: int64 [N], by the time stamps of a video.
+    """Return the frames that a player shows at these times from the first: int64 [N], by the time stamps of a video.
 
     To be asked for videos of `uneven_times` alone: all packets are read. Raises `ClipError`.
     """
@@ -86,7 +86,7 @@ def frames_at(path: str | os.PathLike[str], seconds: np.ndarray) -> np.ndarray:
 
 
 def _probe_by_index(path: str | os.PathLike[str]) -> ClipInfo | None:
-    """A plain MP4 or MOV by its index; None for everything else. Raises `ClipError` where there is no file."""
+    """Return a plain MP4 or MOV by its index; None for everything else. Raises `ClipError` where there is no file."""
     name = os.fspath(path)
     check_file(name)
     try:
@@ -191,7 +191,7 @@ def _steady_rate(lengths: np.ndarray) -> float:
 
 
 def _may_have_exif(image: Image.Image, path: str) -> bool:
-    """False where asking a PNG for its EXIF would decode all of it, to find none behind the pixels."""
+    """Return False where asking a PNG for its EXIF would decode all of it, to find none behind the pixels."""
     if image.format != "PNG" or "exif" in image.info or "Raw profile type exif" in image.info:
         return True
     with open(path, "rb") as file:
@@ -207,7 +207,7 @@ def _may_have_exif(image: Image.Image, path: str) -> bool:
 
 
 def _check_decodes(path: str | os.PathLike[str], info: ClipInfo) -> None:
-    """Decodes every frame. Raises `ClipError` where one is damaged or they are not as many as the container says.
+    """Decode every frame. Raises `ClipError` where one is damaged or they are not as many as the container says.
 
     FFmpeg steps over much damage in silence, so what it says of the container's is listened to, and H.265, whose
     decoder marks no frame as damaged, is set to be strict.
@@ -252,7 +252,8 @@ def _look_through(path: str | os.PathLike[str], container: Container, stream: St
 
 
 def _count_by_header(path: str | os.PathLike[str], container: Container, stream: Stream) -> int | None:
-    """The header's count where the index of an MP4 agrees with it; `ClipError` where it reaches beyond the file."""
+    """Return the header's count where the index of an MP4 agrees with it; `ClipError` where it reaches beyond
+    the file."""
     if "mp4" not in container.format.name:
         return None
     index = stream.index_entries

@@ -42,7 +42,7 @@ class WorkerPool:
         self.close()
 
     def close(self) -> None:
-        """Ends the processes, whatever they are at."""
+        """End the processes, whatever they are at."""
         for worker in self._workers:
             worker.stop()
         self._workers.clear()
@@ -99,7 +99,7 @@ class WorkerPool:
             yield worker.chunk.places.popleft(), answer
 
     def _replace(self, worker: _Worker, waiting: deque[_FileBatch], reason: str) -> Iterator[tuple[int, Any]]:
-        """Starts another process for one that is gone or frozen; the file that it certainly was at has `reason` as its
+        """Start another process for one that is gone or frozen; the file that it certainly was at has `reason` as its
         answer."""
         self._workers.remove(worker)
         worker.started = False
@@ -111,7 +111,7 @@ class WorkerPool:
 
 
 def ask_here(ask: Callable[[str], Any], workers: int, files: Sequence[str]) -> Generator[tuple[int, Any], None, None]:
-    """The answers of a `WorkerPool`, which ends with them."""
+    """Yield the answers of a `WorkerPool`, which ends with them."""
     with WorkerPool(ask, workers) as pool:
         yield from pool.answers(files)
 

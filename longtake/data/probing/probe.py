@@ -133,7 +133,7 @@ def part_path(target: Path, number: int, count: int) -> Path:
 def read_source(
     source: Path, as_text: bool, warn: Callable[[str], None] = lambda note: None
 ) -> tuple[pa.Table, dict[int, str]]:
-    """The table to probe, or the clips of a folder, without the columns that a probe makes; text is never null.
+    """Return the table to probe, or the clips of a folder, without the columns that a probe makes; text is never null.
 
     `as_text`: a CSV's columns are all text. Also the rows with a cell or caption that cannot be read, each with the
     reason. `warn` gets a sentence for each kind of file of a folder that is not used. Raises `UserError`.
@@ -161,7 +161,7 @@ def read_source(
 
 
 def _readable(columns: pa.Table, unreadable: Mapping[int, str]) -> pa.Table:
-    """The rows that can be read."""
+    """Return the rows that can be read."""
     return columns.filter(pa.array([row not in unreadable for row in range(len(columns))])) if unreadable else columns
 
 
@@ -175,7 +175,7 @@ class Answers:
         self.reasons = {row: why for row, why in unusable.items() if 0 <= row < num_rows}  # they cannot be used
 
     def set(self, row: int, answer: ClipInfo | str) -> None:
-        """Notes a row's info, or the reason why it cannot be used."""
+        """Note a row's info, or the reason why it cannot be used."""
         if isinstance(answer, str):
             self.reasons[row] = answer
             return
@@ -190,7 +190,7 @@ class Answers:
         return self._found["num_frames"] > 0
 
     def columns(self) -> dict[str, pa.Array]:
-        """The made columns of the rows that can be used; NaN becomes empty."""
+        """Return the made columns of the rows that can be used; NaN becomes empty."""
         found = self._found[self.kept]
         columns = {name: np.ascontiguousarray(found[name]) for name in _NUMBERS}
         columns["aspect_ratio"] = columns["height"] / columns["width"]
@@ -201,7 +201,7 @@ class Answers:
 
 
 def complete(columns: pa.Table, rows: slice, answers: Answers, paths: Sequence[str]) -> pa.Table:
-    """The rows that can be used: path, text, what was probed, clip_id, then the other columns in their order.
+    """Return the rows that can be used: path, text, what was probed, clip_id, then the other columns in their order.
 
     `columns` and `paths` (as the output has them): of the whole table; `rows`: the stretch that `answers` are of.
     """
@@ -218,7 +218,7 @@ def complete(columns: pa.Table, rows: slice, answers: Answers, paths: Sequence[s
 
 
 def write_bad(path: Path, bad: Sequence[tuple[int, str, str]]) -> Path | None:
-    """Writes the list of bad rows, or removes the one of an earlier probe."""
+    """Write the list of bad rows, or remove the one of an earlier probe."""
     if not bad:
         path.unlink(missing_ok=True)
         return None
@@ -238,7 +238,7 @@ def _belonging(paths: Sequence[str], folder: Path | str, decode_check: bool, par
 
 
 def _ask(location: str, decode_check: bool, cache: FileCache) -> list[Any] | str:
-    """A file's info as a list that JSON can hold, or the reason why it cannot be used."""
+    """Return a file's info as a list that JSON can hold, or the reason why it cannot be used."""
     if not location:
         return "path is empty"
     try:

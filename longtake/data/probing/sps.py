@@ -36,19 +36,19 @@ class _Bits:
         self._value, self._left = int.from_bytes(data, "big"), len(data) * 8
 
     def take(self, count: int) -> int:
-        """The next `count` bits as a number."""
+        """Return the next `count` bits as a number."""
         self._left -= count
         if self._left < 0:
             raise IndexError("the header ends early")
         return (self._value >> self._left) & ((1 << count) - 1)
 
     def skip_golombs(self, count: int) -> None:
-        """Passes over so many Exp-Golomb numbers."""
+        """Pass over so many Exp-Golomb numbers."""
         for _ in range(count):
             self.golomb()
 
     def golomb(self) -> int:
-        """The next Exp-Golomb number (H.264 §9.1)."""
+        """Return the next Exp-Golomb number (H.264 §9.1)."""
         zeros = 0
         while not self.take(1):
             zeros += 1
@@ -57,7 +57,7 @@ class _Bits:
         return (1 << zeros) - 1 + self.take(zeros)
 
     def signed_golomb(self) -> int:
-        """The next signed Exp-Golomb number (H.264 §9.1.1)."""
+        """Return the next signed Exp-Golomb number (H.264 §9.1.1)."""
         number = self.golomb()
         return (number + 1) // 2 if number % 2 else -(number // 2)
 
@@ -163,7 +163,7 @@ def _reaches_aspect(bits: _Bits, layers: int) -> bool:
 
 
 def _cropped(bits: _Bits, height: int, width: int, chroma: int, fields: int = 1) -> tuple[int, int] | None:
-    """The size without its margins, which come next, in units of a sample of colour."""
+    """Return the size without its margins, which come next, in units of a sample of colour."""
     left, right, top, bottom = [bits.golomb() for _ in range(4)] if bits.take(1) else (0, 0, 0, 0)
     height -= (top + bottom) * (2 if chroma == 1 else 1) * fields
     width -= (left + right) * (2 if chroma in (1, 2) else 1)

@@ -35,7 +35,7 @@ class Walk:
     unread: list[tuple[str, str]] = field(default_factory=list)  # folders that cannot be read, with the reason
 
     def notes(self) -> list[str]:
-        """A sentence for each kind of file that is not used, and for each folder that cannot be read."""
+        """Return a sentence for each kind of file that is not used, and for each folder that cannot be read."""
         kinds = sorted(self.unused.items())
         files = [f"{len(paths):,} {suffix} not used ({shortened(paths)}): {why}" for (suffix, why), paths in kinds]
         return files + [f"folder {path} is not used: {reason}" for path, reason in self.unread]
@@ -51,7 +51,7 @@ class _File(NamedTuple):
 
 
 def walk(folder: Path) -> Walk:
-    """Walks a folder. Links are followed last, so that a file is known by its real name; names that begin with a dot
+    """Walk a folder. Links are followed last, so that a file is known by its real name; names that begin with a dot
     are left out."""
     result, start = Walk(), os.path.realpath(folder)
     pending, linked = [(str(folder), "", False)], []
@@ -92,7 +92,7 @@ def walk(folder: Path) -> Walk:
 
 
 def _add_clips(result: Walk, files: Sequence[_File]) -> None:
-    """Takes each real file once, by its real path where it has one in the folder, and leaves out previews of videos."""
+    """Take each real file once, by its real path where it has one in the folder, and leave out previews of videos."""
     seen: set[str] = set()
     by_inode: dict[int, str] = {}  # hard links share it; so may files of other file systems
     clips = []
@@ -158,6 +158,6 @@ def _printable(path: str) -> str:
 
 
 def shortened(names: Sequence[str]) -> str:
-    """The first names, in order, and how many more there are."""
+    """Return the first names, in order, and how many more there are."""
     shown = ", ".join(sorted(names)[:_SHOWN])
     return shown + (f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else "")

@@ -27,7 +27,7 @@ Change = Callable[[str, str], str]  # (location of a clip, its caption) -> its c
 def edit_captions(
     source: Path, changes: Sequence[Change], column: str = "text", in_editor: bool = False
 ) -> tuple[int, int]:
-    """Changes the captions of a table, which is written whole or not at all; returns (rows that are new, rows).
+    """Change the captions of a table, which is written whole or not at all; return (rows that are new, rows).
 
     changes: applied to each row in their order. in_editor: the outcome is opened in `$VISUAL` or `$EDITOR`, a line for
     each clip. Clip ids, numbers and the order of rows stay. Raises `UserError` for shards, a table without paths, and
@@ -83,7 +83,7 @@ class FromFiles:
 
 
 def _edited(paths: list[str], texts: list[str]) -> list[str]:
-    """The captions as somebody leaves them in an editor, a line `path<TAB>caption` each."""
+    """Return the captions as somebody leaves them in an editor, a line `path<TAB>caption` each."""
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     lines = [f"{path}\t{' '.join(text.split())}" for path, text in zip(paths, texts, strict=True)]
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8", delete=False) as file:

@@ -33,12 +33,13 @@ _SHOWN = 40  # letters of a cell that is no number
 
 
 def json_field(name: str) -> pa.Field:
-    """A column of strings whose cells are JSON: values of several kinds, in a table whose columns have one each."""
+    """Return a column of strings whose cells are JSON: values of several kinds, in a table whose columns have
+    one each."""
     return pa.field(name, pa.string(), metadata=_JSON_CELLS)
 
 
 def holds_json(field: pa.Field) -> bool:
-    """True for a field of `json_field`."""
+    """Return True for a field of `json_field`."""
     return pa.types.is_string(field.type) and _JSON_CELLS.items() <= (field.metadata or {}).items()
 
 
@@ -51,7 +52,8 @@ class RawRows:
 
 
 def plain_schema(schema: pa.Schema, source: Path, texts: Collection[str] | None = ()) -> pa.Schema:
-    """The kinds that cells are given: one kind of text, no dictionaries, and numbers where training reads numbers.
+    """Return the kinds that cells are given: one kind of text, no dictionaries, and numbers where training reads
+    numbers.
 
     texts: columns of captions besides `text`, which are text whatever their cells are, see `readable_cells`, but for
     columns of numbers; None: any column may be one, and lists of texts become JSON arrays. Raises `UserError` where
@@ -82,12 +84,12 @@ def plain_schema(schema: pa.Schema, source: Path, texts: Collection[str] | None 
 
 
 def is_caption(name: str, texts: Collection[str]) -> bool:
-    """True for a column that models read: `text`, or another one of `texts`."""
+    """Return True for a column that models read: `text`, or another one of `texts`."""
     return name == "text" or (name in texts and name not in (*_NOT_TEXTS, *NUMBERS))
 
 
 def joined_schema(schemas: Sequence[tuple[Path, pa.Schema]]) -> pa.Schema:
-    """The columns of all tables by name, in the order of their first coming, each of a kind that holds them all.
+    """Return the columns of all tables by name, in the order of their first coming, each of a kind that holds them all.
 
     Whole and decimal numbers become decimal; numbers and text become text. Raises `UserError` for lists and objects
     that do not go together.
@@ -148,7 +150,7 @@ class CsvKind:
         return pc.cast(pc.if_else(is_empty, pa.scalar(None, cells.type), cells), self.kind)
 
     def add(self, cells: pa.Array) -> None:
-        """Looks at further cells, given as text."""
+        """Look at further cells, given as text."""
         if self.is_text:
             return
         cells = pc.ascii_trim(cells, _BLANKS)
@@ -171,7 +173,8 @@ class CsvKind:
 def readable_cells(
     batch: pa.RecordBatch, schema: pa.Schema, texts: Collection[str] | None = ()
 ) -> tuple[pa.RecordBatch, dict[int, str]]:
-    """A batch with the columns and kinds of `schema`, and the rows with a cell that cannot be read, each with a reason.
+    """Return a batch with the columns and kinds of `schema`, and the rows with a cell that cannot be read, each with a
+    reason.
 
     Such a cell is left empty, as is a column that the batch lacks. Not readable are texts that are not UTF-8, other
     text where training reads numbers, and in `text` and the captions of `texts` (None: any column of strings) a value
@@ -204,8 +207,9 @@ def readable_cells(
 
 
 def text_of(value: Any, is_path: bool = False) -> str | None:
-    """The text that a value is: of a list of texts a JSON array, as captions of segments are written; None for an empty
-    list and for numbers that are not finite. Raises `ValueError` for everything else, which is not one text."""
+    """Return the text that a value is: of a list of texts a JSON array, as captions of segments are written; None
+    for an empty list and for numbers that are not finite. Raises `ValueError` for everything else, which is not one
+    text."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):

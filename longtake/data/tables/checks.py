@@ -37,8 +37,8 @@ def fingerprint_of(column: Callable[[str], np.ndarray]) -> str:
 
 
 def probe_command(source: Path, root: str | os.PathLike[str] | None = None) -> str:
-    """The command line that makes a table of a list or folder of clips whose paths start from `root`, in a new file of
-    the working directory."""
+    """Return the command line that makes a table of a list or folder of clips whose paths start from `root`, in a
+    new file of the working directory."""
     stem = source.stem or "clips"
     names = (f"{stem}{part}.parquet" for part in ("", ".probed", *(f".probed{number}" for number in range(2, 100))))
     target = next((name for name in names if not Path(name).exists()), f"{stem}.probed.parquet")
@@ -49,7 +49,7 @@ def probe_command(source: Path, root: str | os.PathLike[str] | None = None) -> s
 def check_columns(
     names: Sequence[str], source: Path, captions: Sequence[str] = (), root: str | os.PathLike[str] | None = None
 ) -> None:
-    """Raises `UserError` where a table lacks a column that training reads. `root`: where its paths start, if given."""
+    """Raise `UserError` where a table lacks a column that training reads. `root`: where its paths start, if given."""
     missing = [name for name in REQUIRED if name not in names]
     if missing:
         then = "" if root is None else "; it needs no dataset.root"
@@ -63,7 +63,7 @@ def check_columns(
 
 
 def check_path(names: Sequence[str], source: Path) -> None:
-    """Raises `UserError` where a table lacks the column path."""
+    """Raise `UserError` where a table lacks the column path."""
     if "path" not in names:
         raise UserError(f"{source}: column path is missing (found {named(names)}); it names the file of each clip")
 
@@ -81,7 +81,7 @@ def check_table_format(metadata: Mapping[bytes, bytes] | None, source: Path) -> 
 
 
 def check_version(found: object, known: int, source: Path) -> None:
-    """Raises `UserError` where `found` is no version up to `known`."""
+    """Raise `UserError` where `found` is no version up to `known`."""
     text = str(found)
     if not text.isdecimal() or not 1 <= int(text) <= known:
         raise UserError(
@@ -91,7 +91,7 @@ def check_version(found: object, known: int, source: Path) -> None:
 
 
 def refuse_repeated(ids: np.ndarray, source: Path) -> None:
-    """Raises `UserError` where two rows have the same clip id."""
+    """Raise `UserError` where two rows have the same clip id."""
     if found := first_repeated(ids):
         raise UserError(
             f"{source}: rows {found[0]} and {found[1]} have the same clip_id {found[2]}; "
@@ -105,7 +105,7 @@ def named(names: Sequence[str]) -> str:
 
 @contextmanager
 def readable(source: Path) -> Iterator[None]:
-    """Turns what pyarrow says of a damaged file into a `UserError` of one line."""
+    """Turn what pyarrow says of a damaged file into a `UserError` of one line."""
     try:
         yield
     except (pa.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:  # the last two: of names in it
@@ -117,7 +117,7 @@ def readable(source: Path) -> Iterator[None]:
 def clean_numbers(
     columns: pa.Table | pa.RecordBatch, unreadable: Mapping[int, str], first_row: int = 0
 ) -> tuple[dict[str, np.ndarray], dict[int, str]]:
-    """The numbers of some rows, and why a row cannot be used: `unreadable`, or numbers that make no sense.
+    """Return the numbers of some rows, and why a row cannot be used: `unreadable`, or numbers that make no sense.
 
     Rows of both are counted from `first_row`. `num_frames`, `height`, `width`: int64 [N], 0 in such a row; `fps`:
     float64 [N], NaN where unknown; `motion_score`, `uneven_times`: the same, only where the table has
@@ -153,5 +153,5 @@ def _note(invalid: dict[int, str], bad: np.ndarray, name: str, values: np.ndarra
 
 
 def floats(columns: pa.Table | pa.RecordBatch, name: str) -> np.ndarray:
-    """A column of numbers as float64, NaN where empty."""
+    """Return a column of numbers as float64, NaN where empty."""
     return np.asarray(pc.fill_null(pc.cast(columns[name], pa.float64(), safe=False), np.nan)).astype(np.float64)

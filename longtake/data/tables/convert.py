@@ -60,7 +60,7 @@ class Converted:
 def make_shards(
     source: Path, target: Path, *, root: Path | str | None = None, progress: Callable[[int], None] | None = None
 ) -> Converted:
-    """Writes the table `source` as a folder of shards `target`, which is complete or absent; memory stays bounded.
+    """Write the table `source` as a folder of shards `target`, which is complete or absent; memory stays bounded.
 
     Relative paths are rewritten to start from the folder that `target` lies in; with `root` they stay as they are and
     start there. Clip ids stay: the table's own, or those its paths give where it lies now. A folder of shards at
@@ -84,7 +84,7 @@ def make_shards(
 def _write_columns(
     folder: Path, rows: Rows, start: Path | None, progress: Callable[[int], None] | None
 ) -> tuple[int, int]:
-    """Writes Arrow and number files, ids not yet told apart, paths as seen from `start`: (rows, invalid rows)."""
+    """Write Arrow and number files, ids not yet told apart, paths as seen from `start`: (rows, invalid rows)."""
     num_rows = num_invalid = 0
     schema = rows.schema.with_metadata(FORMAT)
     with ExitStack() as stack:
@@ -150,7 +150,7 @@ def _complete_ids(folder: Path, rows: Rows) -> None:
 
 
 def _write_index(folder: Path, rows: Rows, num_rows: int, root: str) -> None:
-    """Writes the index, after all else has reached the disk."""
+    """Write the index, after all else has reached the disk."""
     files = sorted(folder.iterdir())
     for file in files:
         sync_file(file)
@@ -179,8 +179,8 @@ def is_large(source: Path) -> bool:
 
 
 def cached_shards(source: Path, root: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of shards of a table file, converted if that has not been done since the file last changed. `root`:
-    where its paths start, if given, which makes no difference to the shards.
+    """Return the folder of shards of a table file, converted if that has not been done since the file last changed.
+    `root`: where its paths start, if given, which makes no difference to the shards.
 
     It lies beside the file as `.<name>.<key>.shards`, or in the user's cache folder where that cannot be written; the
     key is made of the file's size and time. One process of a machine converts, the others wait. Shards of
@@ -215,7 +215,7 @@ def cached_shards(source: Path, root: str | os.PathLike[str] | None = None) -> P
 
 
 def user_cache(source: Path) -> Path:
-    """The folder for what belongs to one table or folder, under `XDG_CACHE_HOME` or `~/.cache`; not made yet."""
+    """Return the folder for what belongs to one table or folder, under `XDG_CACHE_HOME` or `~/.cache`; not made yet."""
     digest = hashlib.blake2b(os.fsencode(source.absolute()), digest_size=8).hexdigest()
     return cache_folder() / "tables" / digest
 
@@ -230,7 +230,7 @@ def writable_folder(first: Path, second: Path) -> Path:
 
 @contextmanager
 def lock(path: Path) -> Iterator[bool]:
-    """Holds a lock file while the body runs; False where the file system has no locks, and nobody is kept out."""
+    """Hold a lock file while the body runs; False where the file system has no locks, and nobody is kept out."""
     with open(path, "a") as file:
         try:
             locks.flock(file, locks.LOCK_EX)
@@ -247,7 +247,7 @@ def _key(source: Path) -> str:
 
 
 def _remove_earlier(folder: Path, name: str, target: Path) -> None:
-    """Removes the shards of earlier states of a table; those that a process has open are left for next time."""
+    """Remove the shards of earlier states of a table; those that a process has open are left for next time."""
     for old in folder.glob(f"{glob.escape(name)}*.shards"):
         if old == target or not is_shards(old):
             continue

@@ -39,8 +39,8 @@ class Header:
 
 
 def read_header(data: bytes | mmap, source: object) -> Header:
-    """The first record that is not blank; without one there are no names. Raises `UserError` for a header that is not
-    UTF-8, has other delimiters than commas, or is a directive for a spreadsheet program."""
+    """Return the first record that is not blank; without one there are no names. Raises `UserError` for a header
+    that is not UTF-8, has other delimiters than commas, or is a directive for a spreadsheet program."""
     if encoding := encoding_by_mark(data[:4]):
         raise UserError(f"{source}: line 1: the file is in {encoding}, expected UTF-8; save it as CSV in UTF-8")
     start, line = (3 if data[:3] == b"\xef\xbb\xbf" else 0), 1
@@ -94,7 +94,7 @@ def records(data: bytes | mmap, header: Header, may_be_short: bool = False) -> I
 
 
 def enclosed_row(cells: Sequence[bytes], header: Header) -> str | None:
-    """The first line within one of `cells` that looks like a row of the table; None where none does.
+    """Return the first line within one of `cells` that looks like a row of the table; None where none does.
 
     In a table with a column of paths such a line has the file of a clip there. In another one, all lines of the cell
     but its first and last have as many cells as the table, and none begins with a blank, as prose after a comma does.
@@ -126,7 +126,7 @@ def _line_at(data: bytes | mmap, start: int) -> bytes:
 
 
 def _record(data: bytes | mmap, start: int) -> tuple[list[bytes] | str, int]:
-    """The cells of the record at `start`, or its fault, and where it ends, line break included."""
+    """Return the cells of the record at `start`, or its fault, and where it ends, line break included."""
     cells: list[bytes] = []
     while match := _CELL.match(data, start):
         quoted, plain = match.groups()

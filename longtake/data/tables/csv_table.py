@@ -37,7 +37,7 @@ class CsvTable:
 
 
 def open_csv(source: Path, as_text: bool, check_names: Callable[[Sequence[str]], None]) -> CsvTable:
-    """Reads a CSV once, to learn its kinds of columns and its lines; with `as_text` all columns are text.
+    """Read a CSV once, to learn its kinds of columns and its lines; with `as_text` all columns are text.
 
     check_names: called with the names of the columns. Raises `UserError` for a header that cannot be read.
     """
@@ -70,7 +70,7 @@ def open_csv(source: Path, as_text: bool, check_names: Callable[[Sequence[str]],
 
 
 def _sound_rows(source: Path, header: Header, columns: Sequence[int]) -> Iterator[RawRows]:
-    """The rows as DuckDB reads them. Raises duckdb.Error."""
+    """Yield the rows as DuckDB reads them. Raises duckdb.Error."""
     import duckdb
 
     all_text = {f"c{column}": "VARCHAR" for column in range(len(header.names))}
@@ -86,7 +86,7 @@ def _sound_rows(source: Path, header: Header, columns: Sequence[int]) -> Iterato
 
 
 def _sound_lines(read_texts: ReadTexts, header: Header, num_breaks: int, kinds: Sequence[CsvKind]) -> np.ndarray | None:
-    """The lines of all rows where DuckDB's rows account for all of them; None for a file with a fault.
+    """Return the lines of all rows where DuckDB's rows account for all of them; None for a file with a fault.
 
     num_breaks: line breaks behind the header, one at the end of the file included. `kinds` sees all cells.
     """
@@ -115,7 +115,7 @@ def _sound_lines(read_texts: ReadTexts, header: Header, num_breaks: int, kinds: 
 def _single_rows(
     source: Path, header: Header, columns: Sequence[int], on_line: Callable[[int], None] | None = None
 ) -> Iterator[RawRows]:
-    """The rows record by record; of a faulty one all cells are empty. `on_line` gets the first line of each."""
+    """Yield the rows record by record; of a faulty one all cells are empty. `on_line` gets the first line of each."""
     with _mapped(source) as data:
         cells: list[list[bytes | None]] = [[] for _ in columns]
         lost: dict[int, str] = {}

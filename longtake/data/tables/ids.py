@@ -37,7 +37,7 @@ def path_hashes(paths: Iterable[bytes]) -> np.ndarray:
 
 
 def repeats(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows whose id occurs in an earlier row, and in how many: two int64 arrays, rows ascending.
+    """Return the rows whose id occurs in an earlier row, and in how many: two int64 arrays, rows ascending.
 
     `ids`: uint64 [N], a memory map too; what is held besides it is bounded by a few million rows and the answer.
     """
@@ -62,7 +62,7 @@ def repeats(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rename_repeats(ids: np.ndarray, kept: Path | None = None) -> None:
-    """Makes all ids, uint64 [N], differ, in place: one that has occurred in n earlier rows is mixed with n.
+    """Make all ids, uint64 [N], differ, in place: one that has occurred in n earlier rows is mixed with n.
 
     `kept`: a file in which the repeats of these ids, and of no others, are kept from the first time on.
     """
@@ -86,7 +86,7 @@ def _kept_repeats(path: Path, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def first_repeated(ids: np.ndarray) -> tuple[int, int, int] | None:
-    """The first row whose id an earlier row has: (earlier row, row, id); None where all differ."""
+    """Return the first row whose id an earlier row has: (earlier row, row, id); None where all differ."""
     rows, _ = repeats(ids)
     if not len(rows):
         return None
@@ -95,7 +95,7 @@ def first_repeated(ids: np.ndarray) -> tuple[int, int, int] | None:
 
 
 def _rows_of_part(ids: np.ndarray, part: int, parts: int) -> np.ndarray:
-    """The rows of one of `parts` (a power of two) shares of about equal size; equal ids are in the same one."""
+    """Return the rows of one of `parts` (a power of two) shares of about equal size; equal ids are in the same one."""
     if parts == 1:
         return np.arange(len(ids))
     shift, found = np.uint64(65 - parts.bit_length()), []

@@ -37,7 +37,7 @@ class JsonTable:
 
 
 def open_json(source: Path, texts: Collection[str] = ()) -> JsonTable:
-    """Reads a table once, to learn its columns; a `.json` is held in memory whole.
+    """Read a table once, to learn its columns; a `.json` is held in memory whole.
 
     A key that an object lacks is empty in its row; text that is not Unicode comes as bytes that are not UTF-8. A column
     that holds a text anywhere is text, and so are those of `texts`; in another one with values of several kinds the
@@ -88,7 +88,7 @@ class _Column:
         return pa.field(self.name, pa.string() if self._is_text or self._is_mixed else self._kind)
 
     def add(self, values: Sequence[Any]) -> None:
-        """Looks at further values."""
+        """Look at further values."""
         if self._is_text or self._is_mixed:
             return
         filled = [value for value in values if value is not None]
@@ -106,7 +106,8 @@ class _Column:
             self._is_mixed = True
 
     def convert(self, values: Sequence[Any], lost: dict[int, str]) -> pa.Array:
-        """The column of some values; a value that is not one text in a column of texts adds its row to `lost`."""
+        """Return the column of some values; a value that is not one text in a column of texts adds its row to
+        `lost`."""
         if not self._is_text and not self._is_mixed:
             return pa.array(values, self._kind)
         texts: list[bytes | None] = []
@@ -124,14 +125,14 @@ class JsonWriter:
     """A `.json` or `.jsonl` written batch by batch."""
 
     def __init__(self, path: Path):
-        """Opens the file; the suffix chooses between a list of objects and one object a line."""
+        """Open the file; the suffix chooses between a list of objects and one object a line."""
         is_lines = path.suffix.lower() == ".jsonl"
         self._before, self._between, self._end = ("", "\n", "\n") if is_lines else ("[\n", ",\n", "\n]\n")
         self._nothing = "" if is_lines else "[]\n"
         self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed by `close`
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Adds rows; what is empty or not a number becomes null."""
+        """Add rows; what is empty or not a number becomes null."""
         of_json = [field.name for field in batch.schema if holds_json(field)]
         for row in batch.to_pylist():
             for name in of_json:
@@ -141,18 +142,18 @@ class JsonWriter:
             self._before, self._nothing = self._between, self._end
 
     def close(self) -> None:
-        """Writes the end and closes the file."""
+        """Write the end and close the file."""
         self._file.write(self._nothing)
         self._file.close()
 
 
 def objects_of_lines(source: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a `.jsonl`. Raises `UserError` with the line where it holds something else, and OSError."""
+    """Return the objects of a `.jsonl`. Raises `UserError` with the line where it holds something else, and OSError."""
     return (line for _, line in numbered_objects(source))
 
 
 def numbered_objects(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The same, with the numbers of their lines from 1."""
+    """Yield the same, with the numbers of their lines from 1."""
     for number, row in _rows_of_lines(source):
         if isinstance(row, str):
             raise UserError(f"{source}:{number}: {row}; write one object a line with the columns as keys")
@@ -223,7 +224,7 @@ def _object(row: Any) -> Row:
 
 
 def _json_text(value: Any) -> str | None:
-    """A cell of a column of several kinds, none of them text but where numbers are wanted: as JSON."""
+    """Return a cell of a column of several kinds, none of them text but where numbers are wanted: as JSON."""
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value)

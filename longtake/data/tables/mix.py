@@ -123,7 +123,7 @@ class MixedTable:
         return MixedTable, (self.tables, self.table_weights)
 
     def location(self, row: int) -> str:
-        """The file of a row, as a path or a URL; a relative path starts from the root of its own table."""
+        """Return the file of a row, as a path or a URL; a relative path starts from the root of its own table."""
         return self.location_of(row, self.written_path(row))
 
     def location_of(self, row: int, path: str) -> str:
@@ -132,12 +132,12 @@ class MixedTable:
         return table.location_of(own, path)
 
     def written_path(self, row: int) -> str:
-        """The path of a row as its table has it."""
+        """Return the path of a row as its table has it."""
         table, own = self._place(row)
         return table.written_path(own)
 
     def caption(self, row: int, column: str = "text") -> str:
-        """The text of a row in one of the caption columns; empty where its table has no such column."""
+        """Return the text of a row in one of the caption columns; empty where its table has no such column."""
         table, own = self._place(row)
         return table.caption(own, column) if column in table.captions else ""
 
@@ -148,7 +148,7 @@ class MixedTable:
         return int(np.searchsorted(self._starts, row, side="right")) - 1
 
     def _place(self, row: int) -> tuple[ClipTable, int]:
-        """The table of a row, and its number there."""
+        """Return the table of a row, and its number there."""
         number = self.number_of(row)
         return self.tables[number], row - int(self._starts[number])
 
@@ -184,8 +184,8 @@ def clip_weights(
 
 
 def table_and_root(source: Path, root: str | Path | None) -> tuple[Path, str | Path | None]:
-    """A table and where its paths start, as they are; of a folder of clips its table, whose paths start there, and of a
-    list with `file_path`, or of embedded clips, the table that is kept beside it."""
+    """Return a table and where its paths start, as they are; of a folder of clips its table, whose paths start
+    there, and of a list with `file_path`, or of embedded clips, the table that is kept beside it."""
     if source.is_dir() and not is_shards(source):
         return folder_table(source), source
     if is_metadata(source):
@@ -196,7 +196,8 @@ def table_and_root(source: Path, root: str | Path | None) -> tuple[Path, str | P
 
 
 def _open_source(path: str, config: DatasetConfig, columns: Sequence[str], lenient: bool = False) -> ClipTable:
-    """A table, or that of a folder of clips, whose paths start there; `lenient`: caption columns may be missing."""
+    """Return a table, or that of a folder of clips, whose paths start there; `lenient`: caption columns may
+    be missing."""
     captions = tuple(config.captions or ("text",))
     source, root = table_and_root(Path(path), config.root)
     names = open_rows(source).names if columns or (lenient and config.captions is not None) else ()

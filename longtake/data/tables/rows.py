@@ -83,7 +83,8 @@ class Rows:
         return self.schema.names
 
     def chunks(self, columns: Sequence[str] | None = None) -> Iterator[Chunk]:
-        """The rows in order, `ROWS_PER_BATCH` at once, of `columns` (None: all). Raises `UserError` for damage."""
+        """Yield the rows in order, `ROWS_PER_BATCH` at once, of `columns` (None: all). Raises `UserError` for
+        damage."""
         names = self.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(name) for name in names])
         size = shards.ROWS_PER_BATCH
@@ -113,11 +114,12 @@ class Rows:
         return {row: named.get(row, f"line {self.lines[row]}: {why}") for row, why in reasons.items()}
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The batches of `chunks`."""
+        """Return the batches of `chunks`."""
         return (chunk.batch for chunk in self.chunks(columns))
 
     def whole(self, columns: Sequence[str] | None = None) -> tuple[pa.Table, dict[int, str]]:
-        """The rows of all chunks as one table, and all that are `unreadable`. Raises `UserError` if there is no row."""
+        """Return the rows of all chunks as one table, and all that are `unreadable`. Raises `UserError` if there is no
+        row."""
         chunks = [*self.chunks(columns)]
         if not chunks:
             raise no_rows(self.source)
@@ -133,7 +135,7 @@ class Rows:
             yield replace(chunk, batch=add("clip_id", own))
 
     def ids(self) -> np.ndarray:
-        """The clip ids of all rows, uint64 [N], 8 bytes a row; equal ones are not looked for where given."""
+        """Return the clip ids of all rows, uint64 [N], 8 bytes a row; equal ones are not looked for where given."""
         if "clip_id" in self.names:
             chunks = self.chunks(["clip_id"])
             found = [id_values(each.batch.column(0), self.source, each.first, each.unreadable) for each in chunks]
@@ -149,20 +151,20 @@ class Rows:
         return ids
 
     def tell_apart(self, ids: np.ndarray) -> None:
-        """Gives the n-th row of a path its own id, in place; `ids`: hashes of the paths, uint64 [N]."""
+        """Give the n-th row of a path its own id, in place; `ids`: hashes of the paths, uint64 [N]."""
         rows, ordinals = repeats(ids)
         for row, ordinal, path in zip(rows.tolist(), ordinals.tolist(), self._paths_of(rows), strict=True):
             ids[row] = hash64(path, ordinal)
 
     def _paths_of(self, rows: np.ndarray) -> Iterator[bytes]:
-        """The paths of some rows, given in ascending order."""
+        """Yield the paths of some rows, given in ascending order."""
         for chunk in self.chunks(["path"]) if len(rows) else ():
             here = rows[np.searchsorted(rows, chunk.first) : np.searchsorted(rows, chunk.end)] - chunk.first
             yield from byte_texts(chunk.batch.column(0).take(pa.array(here)))
 
 
 def open_rows(source: Path, as_text: bool = False, texts: Collection[str] | None = ()) -> Rows:
-    """Opens a table by its suffix, or a folder of shards; a CSV and a JSONL are read once to learn their columns.
+    """Open a table by its suffix, or a folder of shards; a CSV and a JSONL are read once to learn their columns.
 
     With `as_text` every column of a CSV is text. texts: columns of captions besides `text`, for `plain_schema`. A
     `.json` (one list) is held in memory whole. Raises `UserError` for a file that is missing, of an unknown kind,
@@ -200,12 +202,12 @@ def _open_csv(source: Path, as_text: bool) -> CsvTable:
 
 
 def our_names(names: Sequence[str]) -> list[str]:
-    """The columns of a list, those of training programs' metadata under the names they have in clip tables."""
+    """Return the columns of a list, those of training programs' metadata under the names they have in clip tables."""
     return [name if name not in METADATA or METADATA[name] in names else METADATA[name] for name in names]
 
 
 def folder_notes(table: Path) -> list[str]:
-    """Notes on the folder or list whose table this is, such as files that are not used; else nothing."""
+    """Note on the folder or list whose table this is, such as files that are not used; else nothing."""
     if not table.name.endswith(FOLDER_TABLE):
         return []
     try:
@@ -216,7 +218,7 @@ def folder_notes(table: Path) -> list[str]:
 
 
 def read_numbers(source: Path) -> dict[str, np.ndarray]:
-    """The numbers of a whole table, and `clip_ids`, uint64 [N]: about 50 bytes a row, and none of its texts.
+    """Return the numbers of a whole table, and `clip_ids`, uint64 [N]: about 50 bytes a row, and none of its texts.
 
     So a row of which only a text cannot be read counts as any other. Raises `UserError` as `open_rows` and
     `check_columns` do.
@@ -232,7 +234,7 @@ def read_numbers(source: Path) -> dict[str, np.ndarray]:
 
 
 def refuse_repeated_names(names: Sequence[str], source: Path) -> None:
-    """Raises `UserError` where columns share a name, or several have none."""
+    """Raise `UserError` where columns share a name, or several have none."""
     if names.count("") > 1:
         numbers = ", ".join(str(number) for number, name in enumerate(names, start=1) if not name)
         raise UserError(f"{source}: columns {numbers} have no name; delete them, or name them in the first line")
@@ -275,7 +277,7 @@ def id_values(
 
 
 def _id_of_lost(source: Path, row: int) -> int:
-    """An id for a row that could not be read."""
+    """Return an id for a row that could not be read."""
     return hash64(os.fspath(source), row)
 
 
@@ -285,17 +287,17 @@ def _is_id(value: object) -> bool:
 
 
 def byte_texts(column: pa.Array) -> list[bytes]:
-    """A column of texts as UTF-8, nothing where one is empty."""
+    """Return a column of texts as UTF-8, nothing where one is empty."""
     return pc.fill_null(column, "").cast(pa.binary()).to_pylist()
 
 
 def _taken_before(rows: dict[int, str], end: int) -> dict[int, str]:
-    """Takes the rows below `end` out of `rows`, which are in ascending order."""
+    """Take the rows below `end` out of `rows`, which are in ascending order."""
     return {row: rows.pop(row) for row in [*takewhile(lambda row: row < end, rows)]}
 
 
 def _whole_batches(batches: Iterator[pa.RecordBatch], schema: pa.Schema, size: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of exactly `size`, the last one the rest."""
+    """Yield the same rows in batches of exactly `size`, the last one the rest."""
     held = schema.empty_table()
     for batch in batches:
         if not len(held) and len(batch) == size:

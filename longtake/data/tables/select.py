@@ -45,7 +45,7 @@ class Selected:
 
 
 def filter_table(source: Path, target: Path, where: str) -> Selected:
-    """Writes the rows of a table for which the SQL condition `where` (DuckDB's) is true, in their order.
+    """Write the rows of a table for which the SQL condition `where` (DuckDB's) is true, in their order.
 
     Clip ids stay, those that the paths give too: the output has a column clip_id. Relative paths are rewritten to
     start from the output's folder. In the condition, NaN counts as empty, and `resolution` (height x width),
@@ -94,7 +94,7 @@ def filter_table(source: Path, target: Path, where: str) -> Selected:
 
 
 def check_condition(where: str, source: Path, names: Sequence[str], made: Sequence[str] = ()) -> list[str]:
-    """The columns that a condition asks about, of `names` and `made`.
+    """Return the columns that a condition asks about, of `names` and `made`.
 
     Raises `UserError` where it is empty, not SQL, more than one expression, or asks about other rows. DuckDB reads
     it twice, alone and in brackets; only one complete expression is right in both. `source` and its columns `names`
@@ -123,7 +123,8 @@ def _columns(source: Path, names: Sequence[str]) -> str:
 
 
 def _open(source: Path) -> tuple[Rows, dict[str, str]]:
-    """A table, and how those of its columns are called there that have other names in clip tables (`file_path`)."""
+    """Return a table, and how those of its columns are called there that have other names in clip tables
+    (`file_path`)."""
     rows = open_rows(source)
     names = our_names(rows.names)
     check_path(names, rows.source)
@@ -138,7 +139,7 @@ def _open(source: Path) -> tuple[Rows, dict[str, str]]:
 
 
 def _named(part: Any, names: Mapping[str, str]) -> Any:
-    """A batch or a schema, columns renamed."""
+    """Return a batch or a schema, columns renamed."""
     if isinstance(part, pa.Schema):
         return pa.schema([field.with_name(names.get(field.name, field.name)) for field in part], part.metadata)
     return part.rename_columns([names.get(name, name) for name in part.schema.names])
@@ -162,7 +163,7 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def merge_tables(sources: Sequence[Path], target: Path, repeated: Repeated = "refuse") -> Selected:
-    """Writes several tables as one, one after the other; a column that a table lacks is empty in its rows.
+    """Write several tables as one, one after the other; a column that a table lacks is empty in its rows.
 
     Clip ids stay as each table has or gives them. Rows with an id that an earlier row has: "refuse" them with a
     `UserError`, keep the "first" only, or "rename": the n-th such row gets the id that it would have in a mix of these
@@ -206,7 +207,8 @@ class _LeftOut:
         self.unreadable: list[tuple[Path, int, str]] = []
 
     def take_unreadable(self, chunk: Chunk, source: Path, keep: np.ndarray | None = None) -> pa.RecordBatch:
-        """The rows of which every cell can be read; `keep`: bool [N], false where a row repeats an earlier one."""
+        """Return the rows of which every cell can be read; `keep`: bool [N], false where a row repeats an
+        earlier one."""
         kept = np.ones(len(chunk.batch), bool) if keep is None else keep.copy()
         self._count("rows: their clip id is that of an earlier one", int((~kept).sum()))
         for row, reason in chunk.unreadable.items():
@@ -270,7 +272,7 @@ def split_table(
 
 
 def _shares(batch: pa.RecordBatch, by: str | None, seed: int) -> np.ndarray:
-    """A number in [0, 1) for each row."""
+    """Return a number in [0, 1) for each row."""
     ids = batch.column("clip_id").to_numpy()
     if by is not None:
         ids = np.array([hash64(str(value)) for value in batch.column(by).to_pylist()], np.uint64)
@@ -300,7 +302,7 @@ def _repeated_ids(ids: np.ndarray, row: int, count: int, starts: Sequence[int], 
 
 
 def _with_id(schema: pa.Schema) -> pa.Schema:
-    """The schema of an output: with clip_id."""
+    """Return the schema of an output: with clip_id."""
     place, field = schema.get_field_index("clip_id"), pa.field("clip_id", pa.uint64())
     return schema.append(field) if place < 0 else schema.set(place, field)
 
@@ -330,5 +332,5 @@ def _nan_is_empty(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _quoted(name: str) -> str:
-    """A column's name as SQL writes it."""
+    """Return a column's name as SQL writes it."""
     return '"' + name.replace('"', '""') + '"'

@@ -53,7 +53,7 @@ def is_shards(path: Path) -> bool:
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """The index of a folder of shards. Raises `UserError` for a newer version and for files that are missing."""
+    """Return the index of a folder of shards. Raises `UserError` for a newer version and for files that are missing."""
     index = read_object(folder / INDEX, {"format": str}, AGAIN)
     check_version(index.get("version"), SHARDS_VERSION, folder / INDEX)
     kinds = {"rows": int, "columns": list, "root": str, "fingerprint": str, "files": dict}
@@ -70,7 +70,7 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def shard_files(folder: Path, index: dict[str, Any]) -> list[Path]:
-    """The Arrow files that hold the columns, in order."""
+    """Return the Arrow files that hold the columns, in order."""
     return [folder / name for name in sorted(index["files"]) if name[:-6].isdecimal() and name.endswith(".arrow")]
 
 
@@ -80,7 +80,8 @@ def shards_root(folder: Path, index: dict[str, Any]) -> Path | str:
 
 
 def invalid_rows(folder: Path, only_unreadable: bool = False) -> dict[int, str]:
-    """The rows that cannot be used, ascending, each with the reason; `only_unreadable`: not for their numbers."""
+    """Return the rows that cannot be used, ascending, each with the reason; `only_unreadable`: not for their
+    numbers."""
     file = folder / "invalid.arrow"
     with readable(file), pa.OSFile(str(file)) as opened, pa.ipc.open_file(opened) as reader:
         table = reader.read_all()
@@ -99,7 +100,7 @@ class TableShards:
     """
 
     def __init__(self, folder: Path):
-        """Raises `UserError` as `read_index` does."""
+        """Raise `UserError` as `read_index` does."""
         self.folder, self.index = folder, read_index(folder)
         self.names: list[str] = self.index["columns"]
         self.root = shards_root(folder, self.index)  # where relative paths start: a folder or a URL
@@ -118,7 +119,7 @@ class TableShards:
         return self.index["rows"]
 
     def open_texts(self, names: Iterable[str]) -> dict[int, str]:
-        """Finds where these columns lie, and the rows with a value that is not one text, each with the reason.
+        """Find where these columns lie, and the rows with a value that is not one text, each with the reason.
 
         Raises `UserError` for a column of numbers.
         """
@@ -146,7 +147,7 @@ class TableShards:
         return wrong
 
     def text(self, name: str, row: int) -> str:
-        """The cell of a column of texts that `open_texts` has found; empty where the table has none."""
+        """Return the cell of a column of texts that `open_texts` has found; empty where the table has none."""
         batch, place = divmod(row if row >= 0 else row + len(self), ROWS_PER_BATCH)
         return self._columns[name][batch].read(place)
 
@@ -176,7 +177,7 @@ class _HeldTexts:
     texts: pa.StringArray
 
     def read(self, row: int) -> str:
-        """The text of a row; empty where there is none."""
+        """Return the text of a row; empty where there is none."""
         return self.texts[row].as_py() or ""
 
 
@@ -194,7 +195,7 @@ class _Texts:
 
     @classmethod
     def of(cls, file: BinaryIO, column: pa.Array, base: int) -> _Texts:
-        """The positions of a column that lies in memory at `base` as in the file."""
+        """Return the positions of a column that lies in memory at `base` as in the file."""
         rows = len(column)
         if pa.types.is_null(column.type) or column.null_count == rows:
             return cls(file, rows, None, None, 0, 0)
@@ -205,7 +206,7 @@ class _Texts:
         return cls(file, rows, validity if column.null_count else None, offsets, data or 0, size)
 
     def read(self, row: int) -> str:
-        """Raises `UserError` where the file is damaged."""
+        """Raise `UserError` where the file is damaged."""
         if self.offsets is None:
             return ""
         file = self.file.fileno()
@@ -230,7 +231,7 @@ _KINDS = {
 
 
 def mapped_array(file: Path, rows: int) -> np.ndarray:
-    """A one-dimensional `.npy` as a read-only array over its map. Raises `UserError` where it is another one."""
+    """Return a one-dimensional `.npy` as a read-only array over its map. Raises `UserError` where it is another one."""
     with readable(file), suppress(ValueError):  # of another kind of file
         found = np.lib.format.open_memmap(file, mode="r")
         if (found.dtype.str, found.shape) == (_KINDS.get(file.stem, "<i8"), (rows,)):
@@ -239,7 +240,7 @@ def mapped_array(file: Path, rows: int) -> np.ndarray:
 
 
 def without_numbers(column: Any, name: str, source: Path) -> Any:
-    """A column of captions; one of NaN alone, as pandas writes where no row has a text, has empty cells. Raises
+    """Return a column of captions; one of NaN alone, as pandas writes where no row has a text, has empty cells. Raises
     `UserError` for one of numbers."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_null(kind):

@@ -105,7 +105,8 @@ def table_stats(source: Path, examples: int = 0) -> TableStats:
 
 
 def _values(batch: pa.RecordBatch, name: str) -> np.ndarray:
-    """A column of numbers as float64 [N], NaN where empty; aspect ratio and resolution are made where missing."""
+    """Return a column of numbers as float64 [N], NaN where empty; aspect ratio and resolution are made where
+    missing."""
     if name in batch.schema.names:
         return floats(batch, name)
     height, width = _values(batch, "height"), _values(batch, "width")
@@ -141,7 +142,7 @@ def _add_texts(found: TableStats, batch: pa.RecordBatch) -> dict[str, np.ndarray
 
 
 def _add_clips(found: TableStats, chunk: Chunk, with_lines: Callable[[dict[int, str]], dict[int, str]]) -> None:
-    """Counts sizes, stills, seconds, and the rows that cannot be used."""
+    """Count sizes, stills, seconds, and the rows that cannot be used."""
     numbers, invalid = clean_numbers(chunk.batch, chunk.unreadable, chunk.first)
     invalid = with_lines(invalid)
     room = FIRST_INVALID - len(found.first_invalid)
@@ -160,7 +161,7 @@ def _add_clips(found: TableStats, chunk: Chunk, with_lines: Callable[[dict[int, 
 
 
 def kind_of_fault(reason: str) -> str:
-    """The error of a row, without its line and cell: `height`, or `cannot be read`."""
+    """Return the error of a row, without its line and cell: `height`, or `cannot be read`."""
     bare = LINE.sub("", reason)
     name, _, rest = bare.partition(" ")
     return name if rest.startswith(("is ", "holds ")) else "cannot be read"
@@ -186,7 +187,7 @@ class _Sample:
             self._cut()
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The filled cells of each column, ascending."""
+        """Return the filled cells of each column, ascending."""
         self._cut()
         return {name: np.sort(cells[~np.isnan(cells)]) for name, cells in zip(self._names, self._values, strict=True)}
 
@@ -197,7 +198,8 @@ class _Sample:
 
 
 def _examples(batch: pa.RecordBatch, first_row: int, count: int) -> list[tuple[int, tuple[int, str, str]]]:
-    """A few rows drawn at random, the same in every run, those with the smallest keys: (key, (row, path, text))."""
+    """Return a few rows drawn at random, the same in every run, those with the smallest keys: (key, (row,
+    path, text))."""
     keys = _row_keys(first_row + (1 << 40), len(batch))
     best = np.argsort(keys)[:count]
     rows = zip(best.tolist(), batch.take(pa.array(best)).to_pylist(), strict=True)
@@ -209,7 +211,7 @@ def _row_keys(first_row: int, count: int) -> np.ndarray:
 
 
 def table_facts(stats: TableStats) -> list[tuple[str, str]]:
-    """The table in a few lines: what is counted, and how much."""
+    """Return the table in a few lines: what is counted, and how much."""
     hours, invalid = stats.seconds / 3600, sum(stats.invalid.values())
     lines = [("rows", f"{stats.rows:,}")]
     if "num_frames" in stats.numbers:

@@ -21,8 +21,8 @@ Film = tuple[np.ndarray, float]  # uint8 [T, H, W, 3], frames a second
 
 
 def stats_page(stats: TableStats, open_clip: Callable[[str], Film], buckets: Html | None = None) -> str:
-    """The page. `open_clip(path as written)` gives a piece of a clip or raises `ClipError`; `buckets`: the picture of a
-    run's buckets."""
+    """Return the page. `open_clip(path as written)` gives a piece of a clip or raises `ClipError`; `buckets`: the
+    picture of a run's buckets."""
     facts = table_facts(stats)
     return render(
         "stats.html",
@@ -44,7 +44,7 @@ def stats_page(stats: TableStats, open_clip: Callable[[str], Film], buckets: Htm
 
 
 def film_reader(start: Path | str, cache: FileCache) -> Callable[[str], Film]:
-    """Reads a piece of a clip by its path as written, for `stats_page`.
+    """Read a piece of a clip by its path as written, for `stats_page`.
 
     `start`: the folder or URL that relative paths start from; `cache`: where files that lie on servers are fetched to.
     """
@@ -59,7 +59,8 @@ def film_reader(start: Path | str, cache: FileCache) -> Callable[[str], Film]:
 
 
 def short_film(path: str, most_seconds: float = FILM_SECONDS, most_frames: int = 12) -> Film:
-    """A piece from around the middle of a video, or a still: small frames, and their rate. Raises `ClipError`."""
+    """Return a piece from around the middle of a video, or a still: small frames, and their rate. Raises
+    `ClipError`."""
     if is_still(path):
         return thumbnail(read_image(path)[0])[None], 1.0
     clip = probe_file(path)

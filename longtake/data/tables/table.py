@@ -89,7 +89,7 @@ class ClipTable:
         captions: Sequence[str] = ("text",),
         memory_efficient: bool | None = False,
     ) -> ClipTable:
-        """Reads `.csv`, `.parquet`, `.json`, `.jsonl`, `.arrow` / `.feather`, or a folder of shards.
+        """Read `.csv`, `.parquet`, `.json`, `.jsonl`, `.arrow` / `.feather`, or a folder of shards.
 
         `root`: the folder that relative clip paths start from; None: the folder the table lies in.
         `captions`: further columns that hold captions. `memory_efficient`: convert the table to shards in a cache and
@@ -127,8 +127,8 @@ class ClipTable:
         captions: Sequence[str] = ("text",),
         fingerprint: str | None = None,
     ) -> ClipTable:
-        """A table over shards on disk. `source`: the table they were made from, if a user knows it by that. Raises
-        `UserError` also where `fingerprint` is given and the shards have another one."""
+        """Return a table over shards on disk. `source`: the table they were made from, if a user knows it by that.
+        Raises `UserError` also where `fingerprint` is given and the shards have another one."""
         shards = TableShards(folder)
         if fingerprint not in (None, shards.index["fingerprint"]):
             raise UserError(f"{folder}: has been replaced by other shards since the run began; start the run again")
@@ -139,7 +139,7 @@ class ClipTable:
         return table._without_rows(wrong) if wrong else table
 
     def _without_rows(self, wrong: Mapping[int, str]) -> ClipTable:
-        """The same table, in which further rows cannot be used."""
+        """Return the same table, in which further rows cannot be used."""
         self.invalid = dict(sorted((dict(wrong) | self.invalid).items()))
         rows = np.fromiter(wrong, np.int64, len(wrong))
         self.num_frames, self.height, self.width = map(np.array, (self.num_frames, self.height, self.width))
@@ -159,7 +159,7 @@ class ClipTable:
         return ClipTable.open, (self.source.absolute(), root, self.captions)
 
     def location(self, row: int) -> str:
-        """The file of a row, as a path or a URL; a relative path starts from `root`."""
+        """Return the file of a row, as a path or a URL; a relative path starts from `root`."""
         return self.location_of(row, self.written_path(row))
 
     def location_of(self, row: int, path: str) -> str:
@@ -167,11 +167,11 @@ class ClipTable:
         return join_location(self.root, path)
 
     def written_path(self, row: int) -> str:
-        """The path of a row as the table has it."""
+        """Return the path of a row as the table has it."""
         return self._texts.text("path", row)
 
     def caption(self, row: int, column: str = "text") -> str:
-        """The text of a row in one of the caption columns, without suffix; empty where the table has none."""
+        """Return the text of a row in one of the caption columns, without suffix; empty where the table has none."""
         return self._texts.text(column, row)
 
     def count_empty(self, columns: Sequence[str]) -> int:
@@ -179,7 +179,7 @@ class ClipTable:
         return self.find_empty(columns, 0)[0]
 
     def find_empty(self, columns: Sequence[str], most: int) -> tuple[int, list[int]]:
-        """The count of `count_empty`, and the first `most` of these rows."""
+        """Return the count of `count_empty`, and the first `most` of these rows."""
         if not columns:
             return len(self), [*range(min(most, len(self)))]
         return self._texts.find_empty(columns, most)
@@ -232,7 +232,7 @@ def caption_lines(tables: Sequence[ClipTable], captions: Mapping[str, float] | N
 
 
 def _first(names: Sequence[str], count: int) -> str:
-    """The first of `count` names."""
+    """Return the first of `count` names."""
     return ", ".join(names[:_SHOWN]) + (f" and {count - _SHOWN:,} more" if count > _SHOWN else "")
 
 

@@ -53,7 +53,7 @@ class TableWriter:
         return pa.ipc.new_file(str(path), self._schema) if suffix == ".arrow" else JsonWriter(path)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Adds rows, whose columns are those of the schema."""
+        """Add rows, whose columns are those of the schema."""
         self.rows += len(batch)
         self._held.append(batch)
         self._count += len(batch)
@@ -84,14 +84,14 @@ class TableWriter:
 
 
 def write_table(columns: pa.Table, target: Path, metadata: dict[str, str] | None = None) -> None:
-    """Writes a table that is in memory. Lists and objects, which a CSV has no cells for, become JSON in one."""
+    """Write a table that is in memory. Lists and objects, which a CSV has no cells for, become JSON in one."""
     with TableWriter(target, columns.schema, metadata) as writer:
         for batch in columns.to_batches(max_chunksize=PARQUET_ROWS):
             writer.write(batch)
 
 
 def check_target(target: Path, sources: Iterable[Path]) -> None:
-    """Raises `UserError` where a table cannot be written to `target`: its suffix, or that it is one of the sources."""
+    """Raise `UserError` where a table cannot be written to `target`: its suffix, or that it is one of the sources."""
     if target.suffix.lower() not in SUFFIXES:
         *most, last = SUFFIXES
         raise UserError(f"{target}: tables end in {', '.join(most)} or {last}, not {target.suffix or 'nothing'!r}")
@@ -117,7 +117,7 @@ def moved_paths(paths: Iterable[str | None], old: Path | str, new: Path) -> list
 
 
 def moved_batch(batch: Any, old: Path | str, new: Path) -> Any:
-    """A batch or table of rows, their paths and those of control videos written as by `moved_paths`."""
+    """Return a batch or table of rows, their paths and those of control videos written as by `moved_paths`."""
     if not isinstance(old, str) and os.path.realpath(old) == os.path.realpath(new):
         return batch
     for place, field in enumerate(batch.schema):

@@ -35,7 +35,8 @@ class CogVideoXFun:
         self.typed_names: dict[str, str] = {}
 
     def command(self, arguments: list[str]) -> list[str]:
-        """The command line with RUN found. Raises `UserError` where a flag is missing that the script requires."""
+        """Return the command line with RUN found. Raises `UserError` where a flag is missing that the script
+        requires."""
         verb, *flags = arguments
         script, known = f"{self._script}.py", keys_of(ROWS, self._script)
         end_with_help(script, "CogVideoX-Fun", sorted(known), flags)
@@ -70,7 +71,7 @@ class CogVideoXFun:
         return None
 
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
-        """The tree in Longtake's keys."""
+        """Return the tree in Longtake's keys."""
         work = Translation(tree, heights, report, self._say, self._flags)
         known = keys_of(ROWS, self._script)
         for key in keys_of(ROWS):

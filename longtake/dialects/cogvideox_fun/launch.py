@@ -185,7 +185,7 @@ def _numbers(work: Translation, facts: dict[str, Any], place: str) -> None:
 
 
 def _section(facts: dict[str, Any], name: str, place: str) -> dict[str, Any]:
-    """Takes a section out of DeepSpeed's file; empty where there is none."""
+    """Take a section out of DeepSpeed's file; empty where there is none."""
     section = facts.pop(name, None) or {}
     if not isinstance(section, dict):
         raise UserError(f'{place}: {name} = {section!r} is not a section; write "{name}": {{...}}, or leave it out')

@@ -27,7 +27,7 @@ WHOLE = "give the folder of a whole CogVideoX, such as `hf download NAME --local
 
 
 def translate_model(work: Translation, control: bool, tiny: bool) -> str | None:
-    """The published folder -> `model`, `ae`, `t5`, `objective`; returns what the model sees beside noise."""
+    """Return the published folder -> `model`, `ae`, `t5`, `objective`; returns what the model sees beside noise."""
     apply_rows(work, FOLDERS)
     work.put("model.type", COGVIDEOX.model().type, work.tree)
     node, overlays = work.take("pretrained_model_name_or_path"), [work.take(f"{part}_path") for part in _OVERLAYS]

@@ -45,8 +45,8 @@ class OpenSoraV12:
 
     @classmethod
     def of_file(cls, tree: Mapping[str, Any], arguments: Sequence[str]) -> OpenSoraV12 | None:
-        """The dialect for a run file of this tree that stands in another command line; None where it has no words of
-        Open-Sora 1.2."""
+        """Return the dialect for a run file of this tree that stands in another command line; None where it has no
+        words of Open-Sora 1.2."""
         model = tree.get("model")
         if not isinstance(model, Mapping) or not str(model.get("type")).startswith("STDiT"):
             return None
@@ -55,8 +55,8 @@ class OpenSoraV12:
         return dialect
 
     def command(self, arguments: list[str]) -> list[str]:
-        """The command line with RUN found. Raises `UserError` where RUN has no counterpart, and for flags that have
-        none."""
+        """Return the command line with RUN found. Raises `UserError` where RUN has no counterpart, and for flags
+        that have none."""
         self._verb, *flags = arguments
         script, known = SCRIPTS[self._verb], list(flags_of(self._verb))
         end_with_help(f"{script} RUN", "Open-Sora 1.2", known, flags)
@@ -83,11 +83,11 @@ class OpenSoraV12:
         return [self._verb, file, *["--tiny"] * self._tiny, *own, *others]
 
     def find(self, path: Path) -> Path | None:
-        """The preset in the place of one of Open-Sora's that is named as a base."""
+        """Return the preset in the place of one of Open-Sora's that is named as a base."""
         return opensora_v1_2_preset(path)
 
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
-        """The tree in Longtake's keys."""
+        """Return the tree in Longtake's keys."""
         work = Translation(tree, heights, report, self._say)
         if self._tiny:
             leave_out_tiny_weights(work)

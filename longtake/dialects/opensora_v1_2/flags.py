@@ -75,7 +75,7 @@ def _load(given: Mapping[str, list[str]], say: Say) -> list[str]:
 
 
 def truth(name: str, text: str) -> bool:
-    """The truth value of a flag's text. Raises `UserError` for another text."""
+    """Return the truth value of a flag's text. Raises `UserError` for another text."""
     if text.lower() not in (*_TRUE, *_FALSE):
         raise UserError(f"--{name} {text}: must be True or False")
     return text.lower() in _TRUE

@@ -23,7 +23,8 @@ _HEADS, _TINY_HEADS = 16, 8
 
 
 def inference_flags(given: Mapping[str, list[str]], tiny: bool, say: Say) -> list[str]:
-    """The flags of `scripts/inference.py` under the names that its files have. Raises `UserError` for bad ones."""
+    """Return the flags of `scripts/inference.py` under the names that its files have. Raises `UserError` for
+    bad ones."""
     flags: list[str] = []
     rows = flags_of("generate")
     for flag, values in given.items():
@@ -127,7 +128,7 @@ def _prompts(work: Translation) -> None:
 
 
 def _pairs(work: Translation, count: int, refs: Node | None, masks: Node | None) -> Sequence[tuple[str, str]]:
-    """The reference and the strategy of each prompt; none, and a fault, where they are not as many."""
+    """Return the reference and the strategy of each prompt; none, and a fault, where they are not as many."""
     lists: list[list[str]] = []
     for name, node in (("reference_path", refs), ("mask_strategy", masks)):
         values = value_of(node) or [""] * count
@@ -140,7 +141,7 @@ def _pairs(work: Translation, count: int, refs: Node | None, masks: Node | None)
 
 
 def _with_tail(text: str, reference: str, strategy: str) -> str:
-    """A prompt with what is given for it at its end, under what it says itself."""
+    """Return a prompt with what is given for it at its end, under what it says itself."""
     words, brace, tail = text.partition("{")
     try:
         own = json.loads(brace + tail) if brace else {}

@@ -63,7 +63,7 @@ def frames_of(length: Any) -> Any:
 
 
 def fact_text(fact: Any) -> str:
-    """A fact about a clip as captions have it; empty for None."""
+    """Return a fact about a clip as captions have it; empty for None."""
     return "" if str(fact) == "None" else str(fact)
 
 

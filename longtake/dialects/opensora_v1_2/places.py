@@ -29,8 +29,8 @@ _OTHERWISE = {  # where the page of a published file says something else
 
 
 def run_file(run: str, verb: str, say: Say) -> str:
-    """The file that RUN means, as it is where it exists, else the preset of Open-Sora's name. Raises `UserError` for
-    one that has no counterpart."""
+    """Return the file that RUN means, as it is where it exists, else the preset of Open-Sora's name. Raises
+    `UserError` for one that has no counterpart."""
     path = Path(run)
     below = below_opensora_v1_2(path)
     if path.exists() or below is None or path.suffix != ".py":
@@ -61,8 +61,8 @@ def weights_keys(place: str) -> dict[str, object]:
 
 
 def weights_flags(place: str, tiny: bool, say: Say) -> list[str]:
-    """The flags of `weights_keys`; with `--tiny` those of a tiny run's weights only. Raises `UserError` for a path that
-    is not there."""
+    """Return the flags of `weights_keys`; with `--tiny` those of a tiny run's weights only. Raises `UserError` for a
+    path that is not there."""
     if tiny and is_missing(place):
         raise UserError(f"--ckpt-path {place}: {NOT_THERE}; {CHECK}")
     if tiny and not is_own_checkpoint(place):

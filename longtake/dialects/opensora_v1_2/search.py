@@ -28,7 +28,7 @@ _NOTES = {
 def search_flags(
     file: str, given: Mapping[str, list[str]], others: Sequence[str], is_published: bool, tiny: bool, say: Say
 ) -> list[str]:
-    """The flags of `longtake plan` for those of the script and the keys of its file, which has the goal. Raises
+    """Return the flags of `longtake plan` for those of the script and the keys of its file, which has the goal. Raises
     `UserError` where it has none."""
     flags = ["--probe"]
     rows = flags_of("plan")
@@ -63,7 +63,7 @@ def _goal(file: str) -> float:
 
 
 def _kind_here() -> list[str]:
-    """The kind of this machine's GPU; nothing where it has none that is known."""
+    """Return the kind of this machine's GPU; nothing where it has none that is known."""
     import torch
 
     if not torch.cuda.is_available():

@@ -72,7 +72,7 @@ def watch_words(arguments: Sequence[str]) -> list[str]:
 
 
 def _prompts() -> str:
-    """The prompts of this folder, else those that ship with the repository."""
+    """Return the prompts of this folder, else those that ship with the repository."""
     shipped = Path(__file__).parents[3] / PROMPTS
     return str(shipped) if shipped.is_file() and not Path(PROMPTS).exists() else PROMPTS
 

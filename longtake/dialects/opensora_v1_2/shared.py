@@ -25,7 +25,7 @@ _HUB_VAE = "hpcai-tech/OpenSora-VAE-v1.2"
 
 
 def is_old(work: Translation) -> bool:
-    """True where a file has keys of Open-Sora 1.2, which no preset has."""
+    """Return True where a file has keys of Open-Sora 1.2, which no preset has."""
     names = [name for name in (*_SECTIONS, "mask_ratios") if work.get(name) is not None]
     return bool(names) or str(work.value("model.type")).startswith("STDiT")
 

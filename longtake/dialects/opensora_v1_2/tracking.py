@@ -36,7 +36,7 @@ def translate_places(work: Translation, preset: str | None, flags: Sequence[str]
 
 
 def has_login() -> bool:
-    """True where Weights & Biases can be used on this machine."""
+    """Return True where Weights & Biases can be used on this machine."""
     try:
         require_wandb_login(TrackingConfig(wandb=True))
     except UserError:

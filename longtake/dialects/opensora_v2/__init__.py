@@ -29,7 +29,8 @@ class OpenSora:
         self.typed_names: dict[str, str] = {}
 
     def command(self, arguments: list[str]) -> list[str]:
-        """The command line with RUN found. Raises `UserError` where RUN is a file of Open-Sora that is not here."""
+        """Return the command line with RUN found. Raises `UserError` where RUN is a file of Open-Sora that is
+        not here."""
         self._verb, self._tiny = arguments[0], TINY in arguments
         if len(arguments) < 2 or arguments[1].startswith("-"):
             return arguments
@@ -37,11 +38,11 @@ class OpenSora:
         return [self._verb, run, *flags, *one_word(arguments[2:], self._say)]
 
     def find(self, path: Path) -> Path | None:
-        """The preset in the place of one of Open-Sora's that is named as a base."""
+        """Return the preset in the place of one of Open-Sora's that is named as a base."""
         return opensora_v2_preset(path)
 
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
-        """The tree in Longtake's keys."""
+        """Return the tree in Longtake's keys."""
         work = Translation(tree, heights, report, self._say)
         if self._verb == "generate":
             translate_inference(work)

@@ -42,7 +42,7 @@ def place_encoders(work: Translation) -> None:
 
 
 def _old_checkpoint(spec: object) -> Path | None:
-    """The checkpoint of Open-Sora that a path or glob means; the last in the order of their steps."""
+    """Return the checkpoint of Open-Sora that a path or glob means; the last in the order of their steps."""
     if not isinstance(spec, str):
         return None
     found = [Path(path) for path in glob.glob(spec) if (Path(path) / _STATE_FILE).is_file()]

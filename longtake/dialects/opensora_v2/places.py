@@ -20,8 +20,8 @@ _TENSOR_PEERS = 8  # of 256px_tp.py
 
 
 def run_file(run: str, say: Say) -> tuple[str, list[str]]:
-    """The file that RUN means, as it is where it exists, else the preset of Open-Sora's name, and flags that it stands
-    for. Raises `UserError` for one that has no counterpart."""
+    """Return the file that RUN means, as it is where it exists, else the preset of Open-Sora's name, and flags that
+    it stands for. Raises `UserError` for one that has no counterpart."""
     path = Path(run)
     below = below_configs(path)
     if below is None or path.exists() or path.suffix != ".py":
@@ -52,7 +52,7 @@ def _relative(path: Path) -> str:
 
 
 def one_word(arguments: Sequence[str], say: Say) -> list[str]:
-    """The arguments with the checkpoint of the highest step alone, where a shell has expanded `*` to several."""
+    """Return the arguments with the checkpoint of the highest step alone, where a shell has expanded `*` to several."""
     rest, result = list(arguments), list[str]()
     while rest:
         result.append(rest.pop(0))

@@ -36,7 +36,7 @@ class TTTVideoDialect:
         self.typed_names: dict[str, str] = {}
 
     def command(self, arguments: list[str]) -> list[str]:
-        """The command line with RUN found. Raises `UserError` where what must be given is missing."""
+        """Return the command line with RUN found. Raises `UserError` where what must be given is missing."""
         self._verb, *flags = arguments
         script = _SCRIPTS[self._verb]
         known = [CONFIG_FILE, *keys_of(rows_of(self._verb))]
@@ -53,7 +53,7 @@ class TTTVideoDialect:
         return None
 
     def translate(self, tree: Branch, heights: Heights, report: Report) -> Branch:
-        """The tree in Longtake's keys."""
+        """Return the tree in Longtake's keys."""
         work = Translation(tree, heights, report, self._say, self._flags)
         rows = rows_of(self._verb)
         check_keys(work, rows)

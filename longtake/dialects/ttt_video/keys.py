@@ -188,13 +188,13 @@ ENCODERS = (
 
 
 def rows_of(verb: str) -> tuple[KeyRow, ...]:
-    """The keys of `train.py`, or of `sample.py`."""
+    """Return the keys of `train.py`, or of `sample.py`."""
     training = (*MODEL, *WANDB, *TRAINING)
     return training if verb == "train" else (*training, *SAMPLING, *ENCODERS)
 
 
 def read_flags(arguments: Sequence[str], verb: str) -> tuple[str | None, dict[str, str], list[str]]:
-    """The run file that `--job.config_file` names; one flag for each key that is given; all other arguments."""
+    """Return the run file that `--job.config_file` names; one flag for each key that is given; all other arguments."""
     rows = {row.key: row for row in rows_of(verb)}
     arities = {key: int(not isinstance(row.default, bool)) for key, row in rows.items()}
     given, groups = split(arguments, {**arities, CONFIG_FILE: 1}, _with_underscores)

@@ -55,7 +55,7 @@ def _check_kind(work: Translation, row: KeyRow) -> None:
 
 
 def _expected_kind(value: Any, default: Any) -> str | None:
-    """The kind of value that a key must have, if this one is of another."""
+    """Return the kind of value that a key must have, if this one is of another."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if isinstance(default, bool):
         return None if isinstance(value, bool) else "true or false"
@@ -114,7 +114,7 @@ def translate_model(work: Translation, tiny: bool) -> None:
 
 
 def choice(work: Translation, key: str, known: Any) -> Any:
-    """A key's value; None, and a fault, for one that is unknown."""
+    """Return a key's value; None, and a fault, for one that is unknown."""
     value = work.value(key)
     if isinstance(value, str) and value in known:
         return value

@@ -133,8 +133,8 @@ def _rates(work: Translation, preset: Mapping[str, Any]) -> None:
 
 
 def schedule(peak: float, end: float, law: str | None, warm: int, last: int) -> tuple[tuple[Any, ...], ...]:
-    """The points of a rate that warms up for `warm` steps, from a share of 1 / warm, and falls to `end` at step `last`,
-    as `ttt/infra/optimizers.py` of TTT-Video has it."""
+    """Return the points of a rate that warms up for `warm` steps, from a share of 1 / warm, and falls to `end` at
+    step `last`, as `ttt/infra/optimizers.py` of TTT-Video has it."""
     points: tuple[tuple[Any, ...], ...] = ((0, peak / warm), (warm - 1, peak)) if warm > 1 else ()
     if last <= warm or peak == end:
         return points or ((0, peak),)

@@ -87,13 +87,13 @@ class Stopwatch:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """The run stands still for a checkpoint in the body."""
+        """Yield the run stands still for a checkpoint in the body."""
         with self._standing_still("save"):
             yield
 
     @contextmanager
     def validating(self) -> Iterator[None]:
-        """The run makes videos in the body."""
+        """Yield the run makes videos in the body."""
         with self._standing_still("validate"):
             yield
 
@@ -108,7 +108,7 @@ class Stopwatch:
             self._stood += spent
 
     def write(self) -> None:
-        """Puts the seconds so far into `goodput.json`."""
+        """Put the seconds so far into `goodput.json`."""
         if not self._enabled:
             return
         content = asdict(self.seconds) | {"goodput": self.seconds.goodput, "time": time.time()}

@@ -113,7 +113,7 @@ def read_flags(total: float) -> tuple[bool, int]:
 
 
 def request_file(folder: Path, name: str) -> Path:
-    """The file in a run's folder by which something is asked of it."""
+    """Return the file in a run's folder by which something is asked of it."""
     return folder / f".now-{name}"
 
 
@@ -144,7 +144,7 @@ class FirstStepTimer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The body takes as long as it takes: after it, `seconds` begin anew."""
+        """Yield the body takes as long as it takes: after it, `seconds` begin anew."""
         self._timer.cancel()
         yield
         self._start()

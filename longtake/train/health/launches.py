@@ -42,7 +42,7 @@ class LaunchRecord:
 
 @contextmanager
 def noted_launch(folder: Path, world: World, device: str, step: int, reports: Path) -> Iterator[None]:
-    """Writes down that a launch makes steps from `step` on, and any failure inside; `reports`: of a hang. Collective.
+    """Write down that a launch makes steps from `step` on, and any failure inside; `reports`: of a hang. Collective.
 
     Each process that fails says so, for the one that is the cause is not known there; the first line counts.
     """
@@ -61,7 +61,7 @@ def noted_launch(folder: Path, world: World, device: str, step: int, reports: Pa
 
 
 def note_end(folder: Path, stopped: bool) -> None:
-    """Writes down on rank 0 that a launch has ended well."""
+    """Write down on rank 0 that a launch has ended well."""
     _append(folder, {"ended": "stopped" if stopped else "done"})
 
 
@@ -71,7 +71,7 @@ def _append(folder: Path, line: Mapping[str, Any]) -> None:
 
 
 def read_launches(folder: Path) -> list[LaunchRecord]:
-    """The launches of a run's folder, oldest first; what is damaged is left out."""
+    """Return the launches of a run's folder, oldest first; what is damaged is left out."""
     found: list[LaunchRecord] = []
     with suppress(OSError, ValueError):
         for text in read_small(folder / FILE).decode("utf-8", "replace").splitlines():

@@ -24,7 +24,7 @@ class LostSamples(Samples):
     """A tally that judges. It is made of numbers that every rank has, so no two ranks judge differently."""
 
     def add(self, tried: int, loaded: int) -> LostSamples:
-        """The tally after one more step."""
+        """Return the tally after one more step."""
         return LostSamples(self.tried + tried, self.lost + tried - loaded)
 
     def too_many(self, config: DatasetConfig) -> bool:
@@ -33,7 +33,7 @@ class LostSamples(Samples):
 
     @classmethod
     def going_on(cls, kept: Samples, num_quarantined: int) -> LostSamples:
-        """The tally that a checkpoint kept.
+        """Return the tally that a checkpoint kept.
 
         What is lost is at most what is still quarantined: mended clips whose lines were deleted count no more.
         (Lines written after the checkpoint do not count yet: their steps are made again.)
@@ -41,7 +41,7 @@ class LostSamples(Samples):
         return cls(kept.tried, min(kept.lost, num_quarantined))
 
     def refusal(self, config: DatasetConfig, quarantine: Path) -> UserError:
-        """The error that ends the run: how many, the first of them, where the rest is, what can be done."""
+        """Return the error that ends the run: how many, the first of them, where the rest is, what can be done."""
         found = list_quarantine(quarantine)
         clips = "; ".join(f"{fault.path}: {fault.reason}" for fault in found[:_SHOWN])
         rest = f"; {len(found) - _SHOWN} more in {quarantine}" if len(found) > _SHOWN else f"; listed in {quarantine}"
@@ -72,7 +72,7 @@ class SkippedSteps:
         return bad.float()
 
     def take(self, losses: Sequence[float], square: float) -> bool:
-        """Takes in a step whose slots had these losses and whose gradient's norm had this square; whether it counts."""
+        """Take in a step whose slots had these losses and whose gradient's norm had this square; whether it counts."""
         finite = all(math.isfinite(loss) for loss in losses) and math.isfinite(square)
         limit = math.inf if self.norm_limit is None else float(torch.tensor(self.norm_limit**2, dtype=torch.float32))
         if finite and square <= limit:

@@ -28,7 +28,7 @@ class NodePower:
             self._energy = GpuEnergy(world.device)
 
     def put(self, watts: Tensor, step: int) -> None:
-        """Adds this rank's part to `watts` [N], of each node, where step number `step` is one of those that have it."""
+        """Add this rank's part to `watts` [N], of each node, where step number `step` is one of those that have it."""
         if self.nodes and step % self._every == 0:
             watts[self._place].fill_(self._energy.watts() / self._peers)
 
@@ -46,7 +46,7 @@ class GpuEnergy:
                 self._nvml = nvml
 
     def watts(self) -> float:
-        """The mean since the call before; 0 at first, and where nothing is known."""
+        """Return the mean since the call before; 0 at first, and where nothing is known."""
         counter = ctypes.c_ulonglong()  # millijoules since the driver was loaded
         if self._nvml is None:
             return 0.0

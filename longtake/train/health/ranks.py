@@ -53,7 +53,7 @@ class RankTimes:
         return event
 
     def step(self, step: StepInput, number: int) -> Tensor | None:
-        """Takes in a step whose forwards have been started, its number `number`. In every `every`-th, float32 [R, 3] of
+        """Take in a step whose forwards have been started, its number `number`. In every `every`-th, float32 [R, 3] of
         the steps before: seconds of a step's share of forwards, seconds of waiting for data, 10^12 FLOPs of a share."""
         world, peers = self._stream.world, self._stream.peers
         if world.size == 1:

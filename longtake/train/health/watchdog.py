@@ -69,7 +69,7 @@ class Watchdog:
                 self._end(late)
 
     def _end(self, late: bool) -> None:
-        """Reports, waits a little for the reports of the others, and ends the process."""
+        """Report, waits a little for the reports of the others, and end the process."""
         try:
             self.report(late)
             deadline = time.monotonic() + _GRACE_SECONDS
@@ -89,7 +89,7 @@ class Watchdog:
         leave_at_once(EXIT_HANG)
 
     def report(self, late: bool = True) -> None:
-        """Writes where every thread of this process is, and what its collectives did last. Raises OSError."""
+        """Write where every thread of this process is, and what its collectives did last. Raises OSError."""
         report = self.folder / f"rank-{self.rank:05d}.txt"
         with unfinished(report, synced=False) as partial, partial.open("w", encoding="utf-8") as file:
             why = "made no step in time" if late else "was asked by another rank"

@@ -40,7 +40,8 @@ class StepNumbers:
     def of(
         cls, lr: float, betas: tuple[float, float], updates: Tensor, scale: Tensor | None, skip: Tensor | None
     ) -> StepNumbers:
-        """The numbers of the update after `updates`; on its device, which is the CPU where masters are kept there."""
+        """Return the numbers of the update after `updates`; on its device, which is the CPU where masters are kept
+        there."""
         device, count = updates.device, updates + 1
         exact = count.double()  # 1 - b^n cancels
         return cls(
@@ -70,7 +71,7 @@ def update_fp32(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """Updates weights [n] (float32 or bfloat16) and their moments (float32 [n]) in place.
+    """Update weights [n] (float32 or bfloat16) and their moments (float32 [n]) in place.
 
     `grad`: of any dtype; `key`: of `rounding_key`; `lasting`: lr x decay, 0-d.
     """
@@ -117,7 +118,7 @@ def _adamw(
     betas: tuple[float, float],
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """New weights and moments, float32."""
+    """Return new weights and moments, float32."""
     rate, root, _, _, scale = numbers
     g, w = grad.float() * scale, weights.float()
     m = torch.lerp(m, g, 1 - betas[0])
@@ -133,7 +134,7 @@ def _keep_weights(weights: Tensor, new: Tensor, key: Tensor, numbers: Numbers) -
 
 
 def kernel(update: Callable[..., None], device: torch.device) -> Callable[..., None]:
-    """The function itself on a CPU; on CUDA compiled into a few kernels that move each tensor once."""
+    """Return the function itself on a CPU; on CUDA compiled into a few kernels that move each tensor once."""
     return _compiled(update) if device.type == "cuda" else update
 
 

@@ -17,7 +17,7 @@ Point = tuple[Step, Rate] | tuple[Step, Rate, Literal["linear", "cosine"]]
 
 
 def ascending(points: tuple[Point, ...]) -> tuple[Point, ...]:
-    """The points of a schedule. Raises ValueError where their steps do not ascend."""
+    """Return the points of a schedule. Raises ValueError where their steps do not ascend."""
     if not points:
         raise ValueError("a schedule needs a point, such as (0, 1e-4)")
     for before, after in pairwise(points):

@@ -45,7 +45,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int, skip: Tensor | None = None) -> None:
-        """Takes in the weights after step number `step` (from 1), unless the 0-d tensor `skip` is 1."""
+        """Take in the weights after step number `step` (from 1), unless the 0-d tensor `skip` is 1."""
         decay = min(self.limit, (1 + step) / (10 + step)) if self.ramp else self.limit
         current = sharing(self.parameters)
         weight = None if skip is None else (1 - decay) * (1 - skip.to(current[0].device))
@@ -84,5 +84,5 @@ class Ema:
             average.copy_(x)
 
     def state(self) -> dict[str, Tensor]:
-        """The averages under names for a checkpoint; sharded like their parameters, sharing memory."""
+        """Return the averages under names for a checkpoint; sharded like their parameters, sharing memory."""
         return {f"ema.{name}": sharded_like(own, self.parameters[name]) for name, own in self.averages.items()}

@@ -35,7 +35,7 @@ class ParameterGroup:
 
 
 def groups_of(model: nn.Module, config: RunConfig) -> tuple[ParameterGroup, ...]:
-    """The groups of a run: the parameters that no pattern matches, then those of `optim.groups`.
+    """Return the groups of a run: the parameters that no pattern matches, then those of `optim.groups`.
 
     A group of which nothing trains, as under adapters, is left out. Raises `UserError` for one that the model has no
     parameter for, or whose parameters the groups before it have.

@@ -38,13 +38,14 @@ def round_stochastically(values: Tensor, bits: Tensor) -> Tensor:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """A hash of 32 bits that is one to one: "lowbias32" of C. Wellons's Hash Prospector. int32; products wrap."""
+    """Return a hash of 32 bits that is one to one: "lowbias32" of C. Wellons's Hash Prospector. int32;
+    products wrap."""
     x = (x ^ ((x >> 16) & 0xFFFF)) * _FACTORS[0]
     x = (x ^ ((x >> 15) & 0x1FFFF)) * _FACTORS[1]
     return x ^ ((x >> 16) & 0xFFFF)
 
 
 def _signed(word: int) -> int:
-    """The lower 32 bits of a number as int32 has them."""
+    """Return the lower 32 bits of a number as int32 has them."""
     word &= 0xFFFFFFFF
     return word - (1 << 32) if word >> 31 else word

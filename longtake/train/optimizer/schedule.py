@@ -11,7 +11,7 @@ from longtake.train.optimizer.config import GroupConfig, Point
 
 
 def learning_rate(config: RunConfig, step: int, group: GroupConfig | None = None) -> float:
-    """The rate in force at optimizer step `step` (from 0): of a group, or of the parameters that are in none."""
+    """Return the rate in force at optimizer step `step` (from 0): of a group, or of the parameters that are in none."""
     own = config.optim if group is None else group
     if own.schedule is not None:
         return rate_between(own.schedule, step)
@@ -22,7 +22,7 @@ def learning_rate(config: RunConfig, step: int, group: GroupConfig | None = None
 
 
 def rate_of_run(config: RunConfig, step: int, peak: float) -> float:
-    """The rate that the run's own keys say, for a peak.
+    """Return the rate that the run's own keys say, for a peak.
 
     Warm-up over W steps: `initial + (step + 1) / (W + 1) * (lr - initial)`, as Open-Sora 2.0's LinearWarmupLR. Then
     constant, a cosine to zero, or constant with a linear fall over the last `decay_fraction` of `max_steps`.
@@ -40,7 +40,7 @@ def rate_of_run(config: RunConfig, step: int, peak: float) -> float:
 
 
 def rate_between(points: Sequence[Point], step: int) -> float:
-    """The rate at a step between two points: on the line, or on the half cosine, from one to the other."""
+    """Return the rate at a step between two points: on the line, or on the half cosine, from one to the other."""
     if step <= points[0][0]:
         return points[0][1]
     for (start, begin, *shape), (end, until, *_) in pairwise(points):

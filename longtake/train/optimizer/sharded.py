@@ -85,7 +85,7 @@ class ShardedAdamW:
         self.updates = torch.zeros((), dtype=torch.float32, device=self.device)  # made so far
 
     def rates(self, step: int) -> dict[str, float]:
-        """The learning rate of each group at optimizer step `step` (from 0), by its name."""
+        """Return the learning rate of each group at optimizer step `step` (from 0), by its name."""
         return {group.name: group.rate(self.config, step) for group in self.groups}
 
     @torch.no_grad()  # with gradients, each local tensor of one would be a node of a graph
@@ -166,7 +166,8 @@ class ShardedAdamW:
         update(*codes, *scales, *tables, one.key, lasting, numbers.tensors(), self.betas, self.eps)
 
     def state(self) -> dict[str, Tensor]:
-        """The optimizer's tensors under names for a checkpoint; sharded like their parameters, sharing memory."""
+        """Return the optimizer's tensors under names for a checkpoint; sharded like their parameters, sharing
+        memory."""
         self.storage.wait()
         return {
             f"optim.{one.name}.{part}": sharded_like(tensor, one.parameter)
@@ -175,7 +176,7 @@ class ShardedAdamW:
         }
 
     def take_moments(self, given: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
-        """Takes `exp_avg` and `exp_avg_sq` of parameters, by their names, from whole tensors, each rank its part."""
+        """Take `exp_avg` and `exp_avg_sq` of parameters, by their names, from whole tensors, each rank its part."""
         state = self.state()
         for name, moments in given:
             for moment, whole in moments.items():
@@ -189,7 +190,7 @@ class ShardedAdamW:
                     local_tensor(state[own]).copy_(own_part(value.view(state[own].shape), state[own]))
 
     def set_updates(self, count: int) -> None:
-        """Sets how many updates were made: the bias corrections of Adam are read off it."""
+        """Set how many updates were made: the bias corrections of Adam are read off it."""
         self.updates.fill_(float(count))
 
 
@@ -228,7 +229,8 @@ def _beside_masters(one: Trained) -> bool:
 
 
 def sharded_like(local: Tensor, like: Tensor) -> Tensor:
-    """A local shard as a sharded tensor, its rows sharded as those of `like` (itself where that is not sharded)."""
+    """Return a local shard as a sharded tensor, its rows sharded as those of `like` (itself where that is not
+    sharded)."""
     if not isinstance(like, DTensor):
         return local
     shape = torch.Size((like.shape[0], *local.shape[1:])) if _cut(like) else local.shape
@@ -238,11 +240,11 @@ def sharded_like(local: Tensor, like: Tensor) -> Tensor:
 
 
 def clip_scale(norm: Tensor, limit: float | Tensor) -> Tensor:
-    """The factor that brings a gradient of this norm to at most `limit`: 0-d, no wait for the device."""
+    """Return the factor that brings a gradient of this norm to at most `limit`: 0-d, no wait for the device."""
     return torch.clamp(limit / (norm + 1e-6), max=1.0)
 
 
 @torch.no_grad()
 def sharing(parameters: Mapping[str, Tensor]) -> list[Tensor]:
-    """The local shards of parameters, sharing memory, without gradients."""
+    """Return the local shards of parameters, sharing memory, without gradients."""
     return [local_tensor(p).detach() for p in parameters.values()]  # the DTensor's own `detach` takes 4 times as long

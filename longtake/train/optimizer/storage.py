@@ -67,7 +67,7 @@ class OnHost:
         self._streams = CopyStreams(device)
 
     def walk(self) -> Iterator[Pass]:
-        """The tensors on the device, chunk by chunk, to be read and changed there."""
+        """Yield the tensors on the device, chunk by chunk, to be read and changed there."""
         for number in range(len(self._passes) + 1):
             if number < len(self._passes):
                 host = self._hosts[number]
@@ -93,7 +93,7 @@ def _sizes(layouts: Sequence[Layout]) -> list[int]:
 
 
 def _views(memory: Tensor, layouts: Sequence[Layout]) -> list[Mapping[str, Tensor]]:
-    """The tensors of some parameters, one after the other in flat memory."""
+    """Return the tensors of some parameters, one after the other in flat memory."""
     places = iter(lay_out(_sizes(layouts))[0])
     return [
         {name: memory[next(places)].view(dtype).view(shape) for name, (shape, dtype) in layout.items()}

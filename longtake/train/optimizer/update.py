@@ -22,7 +22,7 @@ class WeightUpdate:
         self._limit, self._law = config.grad_clip, config.optim.clip
 
     def __call__(self, step: int, rates: float | Mapping[str, float], square: Tensor, skip: Tensor | None) -> None:
-        """Makes step number `step` (from 1); `square`: of the gradient's norm over all ranks; rates and `skip` as
+        """Make step number `step` (from 1); `square`: of the gradient's norm over all ranks; rates and `skip` as
         `ShardedAdamW.step` takes them."""
         norm = square.sqrt()
         scale = clip_scale(norm, limit_at(self._law, self._limit, step, norm)) if self._limit else None
@@ -32,8 +32,8 @@ class WeightUpdate:
             self.ema.update(step, skip)
 
     def _near_masters(self, *numbers: Tensor | None) -> list[Tensor | None]:
-        """The 0-d tensors on the masters' device. With `parallel.cpu_offload` one copy takes all of them to the host,
-        which waits for it: the update is made there."""
+        """Return the 0-d tensors on the masters' device. With `parallel.cpu_offload` one copy takes all of them to
+        the host, which waits for it: the update is made there."""
         known = [number.float() for number in numbers if number is not None]
         if not known or known[0].device.type == self.optimizer.device.type:
             return list(numbers)
@@ -45,12 +45,13 @@ class WeightUpdate:
         self(1, 0.0, self.optimizer.grad_square_sum(), None)
 
     def weights(self) -> dict[str, Tensor]:
-        """The trained weights and the optimizer's state by their names in a checkpoint, sharded, sharing memory."""
+        """Return the trained weights and the optimizer's state by their names in a checkpoint, sharded,
+        sharing memory."""
         weights = {f"model.{name}": p.data for name, p in self.optimizer.parameters.items()}
         return self._named(weights | self.optimizer.state())
 
     def averages(self) -> dict[str, Tensor]:
-        """The EMA by its names in a checkpoint; nothing where the run keeps none."""
+        """Return the EMA by its names in a checkpoint; nothing where the run keeps none."""
         return {} if self.ema is None else self._named(self.ema.state())
 
     def tensors(self) -> dict[str, Tensor]:
@@ -62,8 +63,8 @@ class WeightUpdate:
 
 
 def limit_at(law: ClipConfig | None, limit: float, step: int, norm: Tensor) -> float | Tensor:
-    """The limit on the gradient's norm at step number `step` (from 1), of a run whose limit is `limit` in the end; as
-    a tensor, without a wait for the device, where it depends on the norm."""
+    """Return the limit on the gradient's norm at step number `step` (from 1), of a run whose limit is `limit` in the
+    end; as a tensor, without a wait for the device, where it depends on the norm."""
     if law is None:
         return limit
     if step <= law.steps + 1:
