@@ -48,7 +48,7 @@ class UserError(ValueError):
 
     @property
     def fix(self) -> str:
-        """What to write instead."""
+        """The fix: what to write instead."""
         return self._rest.partition("; ")[2]
 
     @property
@@ -135,7 +135,7 @@ class Slot:
 
     @property
     def is_real(self) -> bool:
-        """Whether any sample of the slot trains; a slot of weight 0 only keeps ranks in step."""
+        """True if any sample of the slot trains; a slot of weight 0 only keeps ranks in step."""
         return bool(self.weights.any())
 
     @property
@@ -228,8 +228,8 @@ class Places:
 
 @dataclass(frozen=True)
 class Batch:
-    """What the data plane hands to the trainer for one slot. Loaders make it on the CPU; the trainer gets it on its
-    device (see train.feed.DeviceFeed)."""
+    """One slot's samples as the loaders hand them to the trainer. Loaders build it on the CPU; the trainer gets it on
+    its device (see train.feed.DeviceFeed)."""
 
     bucket: Bucket
     video: Tensor  # [B, C, T, H, W], uint8 0..255, or float32 in [-1, 1]; [0] where `encoded` has the latents
@@ -260,7 +260,7 @@ class ClipFault:
 
 
 class Conditions(Mapping[str, "Tensor"]):
-    """What a denoiser is conditioned on: named tensors, the first dim of each B, some with a mask. Not to be changed.
+    """Conditions of a denoiser: named tensors, the first dim of each B, some with a mask. Not to be changed.
 
     A denoiser says by `needs` which ones it takes, and of what shapes: `text` [B, L, Dt] (several captions for one clip
     [B, N, L, Dt]), `vector` [B, Dv] pooled text, `guidance` [B] a scale that is embedded, `fps` [B] and the like.
@@ -305,7 +305,8 @@ class Conditions(Mapping[str, "Tensor"]):
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of samples beforehand. The family says who reads it: the input, conditions, the loss."""
+    """Values of samples that are known beforehand. The family states which of the input, the conditions and the loss
+    read them."""
 
     # float32 [B, 1, F, h or 1, w or 1]: the time, as a share of the whole way from noise to data, up to which a place
     # is held at its clean value. 1: it is free from the start; 0: it is known to the end; between: it is edited.

@@ -22,8 +22,8 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(/[\w./-]+\.(safetensors|pth))?")
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether `name` may be a repository, or a file in one: `owner/name`, `owner/name/file.safetensors` or a
-    `.pth`. What presets name is in the folder `ckpts`, which is no owner."""
+    """Return whether `name` may be a repository, or a file in one: `owner/name`, `owner/name/file.safetensors` or a
+    `.pth`. The weights that presets name are in the folder `ckpts`, which is not an owner."""
     is_local_file = name.count("/") == 1 and name.endswith(_FILES)
     return bool(_HUB_NAME.fullmatch(name)) and not name.startswith((".", f"{WEIGHTS}/")) and not is_local_file
 

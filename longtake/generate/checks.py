@@ -1,4 +1,4 @@
-"""What is wrong with a generation's requests, found before a model is built."""
+"""Checks of a generation's requests, made before a model is built."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def _check_names(prompts: Sequence[Prompt], config: GenerateConfig) -> None:
 
 
 def prompt_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> list[str]:
-    """What is wrong with references and options of all prompts, each once. Raises `UserError` where no reference is."""
+    """Return the errors in the references and options of all prompts, each once. Raises `UserError` where frames are to
+    be known and no prompt has a reference."""
     if not config.knows_nothing and not config.use_t2i2v and not any(prompt.refs for prompt in prompts):
         raise UserError(
             f'cond_type = "{config.kind}": no prompt has a reference; write --ref FILE, or give --prompts a .csv with '
@@ -117,7 +118,7 @@ def _segment_faults(prompts: Sequence[Prompt], config: GenerateConfig) -> Iterat
 
 
 def clip_faults(prompt: Prompt, config: GenerateConfig) -> Iterator[tuple[int, str]]:
-    """What is wrong with what the clips of a prompt know beforehand: row and clause of each."""
+    """Yield the row and the message of each error in what the clips of a prompt know beforehand."""
     law, every, strength, refs = config.law_of_family, whole_clip(config), strength_of(prompt, config), prompt.refs
     kind = kind_of(prompt, config)
     if prompt.kind is not None:
@@ -182,7 +183,7 @@ def _cut_references(prompts: Sequence[Prompt], config: GenerateConfig) -> Iterat
 
 
 def _companion_faults(clip: Prompt, config: GenerateConfig) -> Iterator[str]:
-    """What is wrong with the files that a clip brings along; videos are only probed."""
+    """Yield the errors in a clip's auxiliary input files; videos are only probed."""
     for one, files in companions_of(clip, config):
         if len(files) > one.most:
             yield f"{one.name} = {';'.join(files)!r}: {len(files)} files; the model takes {one.most}"

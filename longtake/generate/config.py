@@ -83,7 +83,7 @@ class GenerateConfig(SystemConfig):
 
     @property
     def companion_names(self) -> tuple[str, ...]:
-        """What videos of the model's family can bring along."""
+        """Names of the auxiliary inputs that the model's family accepts."""
         return tuple(one.name for one in self.sample_rules.companions)
 
     @property
@@ -93,7 +93,7 @@ class GenerateConfig(SystemConfig):
 
     @property
     def knows_nothing(self) -> bool:
-        """Whether no frames are given to any video."""
+        """True if no video has conditioning frames."""
         return self.kind == self.family.kind_of_nothing
 
     @property

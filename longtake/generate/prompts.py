@@ -202,7 +202,7 @@ def _from_storyboards(path: Path, text: str, faults: list[str], scene_marks: tup
 
 
 def _scene_faults(scenes: Any) -> Iterator[str]:
-    """What keeps a video of a storyboard file from being one."""
+    """Yield the errors in one video's list of scenes in a storyboard file."""
     if not isinstance(scenes, list) or not scenes:
         yield "there is no list of scenes"
         return

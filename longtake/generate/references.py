@@ -23,7 +23,7 @@ _SAME_RATE = 0.01  # 23.976 frames a second count as 24
 def reference_faults(
     paths: Sequence[str], windows: Sequence[Window], config: GenerateConfig, key: str = "ref"
 ) -> list[str]:
-    """What is wrong with the reference files of one prompt, a clause for each. Images are decoded to find out."""
+    """Return the errors in the reference files of one prompt, one clause each. Images are decoded to detect them."""
     if windows and not paths:
         return [f"{key}: known frames are asked for, and there is no file that they are taken from"]
     faults = []
@@ -74,8 +74,8 @@ def _pixels_of(paths: Sequence[str], window: Window, size: tuple[int, int], conf
 
 
 def pieces_of(window: Window, paths: Sequence[str]) -> list[tuple[slice, Window, Sequence[str]]]:
-    """What references give of a window: frames of it, each as a window of its own, and the files that it is taken from.
-    As many files as there are frames give one each, in their order."""
+    """Split a window by the references that fill it: (frames of the window, these as a separate window, the files that
+    they are taken from). Where there are as many files as frames, each file provides one frame, in their order."""
     if window.shown is None:
         return [(slice(None), window, paths)]
     spans, files = window.shown, [paths] * len(window.shown)

@@ -79,7 +79,7 @@ def plan_videos(config: GenerateConfig) -> list[Video]:
 
 
 def clips_of(video: Video, config: GenerateConfig) -> list[Request]:
-    """What is asked for each clip of a video. Raises `UserError` for a file that cannot be read."""
+    """Return the request of each clip of a video. Raises `UserError` for a file that cannot be read."""
     law, shape, every = config.law_of_family, shape_of(config), whole_clip(config)
     found = []
     for number, clip in enumerate(video.prompt.clips):
@@ -106,7 +106,8 @@ def clips_of(video: Video, config: GenerateConfig) -> list[Request]:
 
 
 def refs_taken(clip: Prompt, files: Sequence[str], config: GenerateConfig) -> Refs:
-    """What a clip of a video with these references can take of them."""
+    """Return the references that a clip can take: the number of frames of each file, and whether it carries frames over
+    from the clip before."""
     return Refs(tuple(frames_of(path, config) for path in files), carried=clip.carries is not None)
 
 
@@ -116,13 +117,13 @@ def windows_taken(clip: Prompt, refs: Refs, config: GenerateConfig) -> tuple[Win
 
 
 def companions_of(clip: Prompt, config: GenerateConfig) -> list[tuple[Companion, tuple[str, ...]]]:
-    """What a clip brings along, and the files it is in."""
+    """Return the auxiliary inputs of a clip, each with its files."""
     files = config.companions | dict(clip.brings)
     return [(one, split_paths(files[one.name])) for one in config.sample_rules.companions if files.get(one.name)]
 
 
 def brought_by(clip: Prompt, config: GenerateConfig) -> dict[str, Tensor]:
-    """What a clip brings along, as `Request.companions`. Raises `UserError` for a file that cannot be used."""
+    """Load a clip's auxiliary inputs, as `Request.companions`. Raises `UserError` for a file that cannot be used."""
     found: dict[str, Tensor] = {}
     for one, files in companions_of(clip, config):
         for name, shape in one.shapes(shape_of(config)).items():

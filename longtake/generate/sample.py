@@ -198,8 +198,8 @@ def branch_conditions(
 
 
 def companions_of_requests(system: System, requests: Sequence[Request]) -> Conditions:
-    """What requests bring along, as conditions for every branch of guidance. Raises `UserError` where some of a batch
-    bring what others lack."""
+    """Return the auxiliary inputs of requests as conditions for every branch of guidance. Raises `UserError` where some
+    requests of a batch lack an input that others have."""
     kinds = [one for one in system.config.sample_rules.companions if any(one.name in r.companions for r in requests)]
     for one in kinds:
         if not all(one.name in r.companions for r in requests):
@@ -249,8 +249,8 @@ def in_segments(text: Caption, needed: int) -> tuple[str, ...]:
 
 
 def known_of_requests(system: System, requests: Sequence[Request], shape: tuple[int, int, int], x: Tensor) -> Known:
-    """What is known of requests; x: their noise [B, C, F, h, w]. Each window is encoded by itself, as in training; a
-    random posterior is drawn from by the request's seed."""
+    """Return the known values of requests; x: their noise [B, C, F, h, w]. Each window is encoded by itself, as in
+    training; a random posterior is drawn from by the request's seed."""
     made = 0
 
     def encode(rows: Sequence[int], window: Window) -> Tensor:
@@ -277,7 +277,8 @@ def with_noise(request: Request, shape: tuple[int, int, int]) -> Places:
 
 
 def edited(places: Places, ratio: float, num_latents: int) -> Places:
-    """What is known is released at this share of the way at the latest, in a video of so many latent frames."""
+    """Return `places` with known positions released at this fraction of the way at the latest, in a video of so many
+    latent frames."""
     if (released := places.released) is None:
         released = torch.ones(1, num_latents, 1, 1)
         for window in places.windows:

@@ -105,8 +105,8 @@ def resolve_source(run: str, overrides: Sequence[str], dialect: Dialect | None =
 
 
 def _scale_of_weights(resolved: Resolved[GenerateConfig]) -> float | None:
-    """What the latents of an exported or converted file or folder of weights are multiplied by, where a run file says
-    another number; None where nothing is known of it, or a flag says the number."""
+    """Return the scale factor of the latents of an exported or converted file or folder of weights, where a run file
+    has another value; None where it is unknown, or a flag sets it."""
     weights, origin = resolved.value.model.from_pretrained, resolved.origins.get("ae.scale_factor")
     if weights is None or (origin is not None and origin.is_flag):
         return None
@@ -122,7 +122,7 @@ def _scale_of_weights(resolved: Resolved[GenerateConfig]) -> float | None:
 
 
 def trains_low_noise(checkpoint: Path) -> bool:
-    """Whether a checkpoint is of a run that trained two denoisers."""
+    """Return whether a checkpoint is of a run that trained two denoisers."""
     return LOW_NOISE + "model" in inspect(checkpoint).totals
 
 

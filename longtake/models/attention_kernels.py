@@ -78,7 +78,7 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, backend: Backend = "auto") -> 
 def attend_block_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, backend: Backend = "auto"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """This block's part of the gradients of q, k and v; `out` and `lse` are those over *all* blocks.
+    """Return this block's part of the gradients of q, k and v; `out` and `lse` are those over *all* blocks.
 
     With those, a weight is exp(score - lse), and sum(grad * out) is the mean that softmax's backward subtracts.
     """

@@ -18,7 +18,7 @@ _resolved = cache(resolve_name)
 
 
 class Denoiser(Protocol):
-    """What a denoiser class declares as data, beside `forward(x, t, conditions)`; `config` is its own section."""
+    """Data that a denoiser class declares in addition to `forward(x, t, conditions)`; `config` is its own section."""
 
     blocks: ClassVar[Mapping[str, str]]  # list of repeated blocks -> the config key that counts them, in forward order
     in_turn: ClassVar[bool]  # the lists are as long as each other, and a block of each runs in turn; only where so

@@ -92,7 +92,7 @@ class CogVideoX(nn.Module):
         self._fan_in = {name: layer.in_features for name, layer in self.named_modules() if isinstance(layer, nn.Linear)}
 
     def forward(self, x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
-        """x [B, C, F, h, w], t float32 [B] -> prediction [B, C, F, h, w] in the weights' dtype.
+        """Predict [B, C, F, h, w] in the weights' dtype from x [B, C, F, h, w] and t float32 [B].
 
         Any F, h, w: a grid that the patch does not divide is filled up with zeros inside and cut afterwards.
         Conditions: `text` [B, L, text_embed_dim] (every token is attended), and where the model has `visual`:
@@ -233,7 +233,8 @@ class ExpertNorm(nn.Module):
         self.norm = nn.LayerNorm(width, eps)
 
     def forward(self, tokens: Tensor, vec: Tensor, runs: Runs) -> tuple[Tensor, Tensor, Tensor]:
-        """tokens [B, S, D], vec [B, E] -> normed tokens, the gate of text rows, the gate of video rows [B, 1, D]."""
+        """Return the normed tokens, the gate of text rows and that of video rows [B, 1, D] for tokens [B, S, D], vec
+        [B, E]."""
         modulation = self.linear(F.silu(vec)).unsqueeze(1).chunk(6, dim=-1)
         shift, scale, gate, text_shift, text_scale, text_gate = modulation
         kinds = (text_shift, text_scale), (shift, scale)
@@ -243,7 +244,7 @@ class ExpertNorm(nn.Module):
 
 
 def add_gated(tokens: Tensor, out: Tensor, text_gate: Tensor, gate: Tensor, runs: Runs) -> Tensor:
-    """tokens + gate * out, with a gate for the text rows and one for the video rows."""
+    """Return tokens + gate * out, with a gate for the text rows and one for the video rows."""
     parts = enumerate(zip(tokens.split(runs, 1), out.split(runs, 1), strict=True))
     return torch.cat([torch.addcmul(x, gate if i % 2 else text_gate, y) for i, (x, y) in parts], 1)
 
@@ -259,7 +260,7 @@ class JointAttention(nn.Module):
         self.attention = kernel(config.attention)
 
     def heads(self, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, S, D] -> q, k, v [B, S, N, K]; heads are as many as the weights at hand hold."""
+        """Return q, k, v [B, S, N, K] of x [B, S, D], with as many heads as the available weights hold."""
         q, k, v = (to(x).unflatten(-1, (-1, self.head_dim)) for to in (self.to_q, self.to_k, self.to_v))
         q, k = self.norm_q(q), self.norm_k(k)
         if rope is not None:
@@ -267,7 +268,7 @@ class JointAttention(nn.Module):
         return q, k, v
 
     def forward(self, x: Tensor, rope: Tensor | None) -> Tensor:
-        """x [B, S, D] -> [B, S, D]."""
+        """Map x [B, S, D] to [B, S, D]."""
         return self.to_out(self.attention(*self.heads(x, rope)).flatten(2))
 
 
@@ -283,14 +284,14 @@ class JointBlock(nn.Module):
         self.ff = layers.mlp(width, 4 * width)
 
     def forward(self, tokens: Tensor, vec: Tensor, runs: Runs, where: Any = None) -> Tensor:
-        """tokens [B, S, D], vec [B, E], where they are (rope [2, S, 1, K/2]) -> new tokens."""
+        """Return the new tokens for tokens [B, S, D], vec [B, E] and the tokens' positions (rope [2, S, 1, K/2])."""
         x, text_gate, gate = self.norm1(tokens, vec, runs)
         tokens = add_gated(tokens, self.mix(x, runs, where), text_gate, gate, runs)
         x, text_gate, gate = self.norm2(tokens, vec, runs)
         return add_gated(tokens, self.ff(x), text_gate, gate, runs)
 
     def mix(self, x: Tensor, runs: Runs, where: Any) -> Tensor:
-        """What tokens see of each other, [B, S, D] -> [B, S, D]."""
+        """Mix tokens by attention, [B, S, D] -> [B, S, D]."""
         return self.attn1(x, where)
 
 

@@ -16,7 +16,7 @@ Backend = Literal["auto", "sdpa", "flash", "cudnn", "efficient", "math", "fa3", 
 
 
 class ModelSection(OpenSection):
-    """What the `model` section of every denoiser has: where weights come from, attention, recomputation.
+    """Fields of every denoiser's `model` section: source of weights, attention, recomputation.
 
     A subclass adds a `type` of one literal, its sizes, and what its class needs of them.
     """

@@ -63,7 +63,8 @@ def _philox(counter: tuple[Tensor, int, int, int], key: tuple[int, int]) -> tupl
 
 
 def initial_values(model: nn.Module, name: str, seed: int) -> dict[str, Tensor]:
-    """What the parameter `name` starts with, whole, float32 on the default device: a pure function of (seed, name).
+    """Return the initial values of the parameter `name`, whole, float32 on the default device: a pure function of
+    (seed, name).
 
     A weight that is held as codes gives these and their scales; scales give nothing of their own. Layers with
     parameters that the model does not know (adapters) have an `initial_value` of their own.

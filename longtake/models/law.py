@@ -35,7 +35,7 @@ class Law:
         return {name: (plain if isinstance(at, int) else numbers)[at] for name, at in self._places.items()}
 
     def predicts(self, sizes: Sizes, measured: Numbers, tolerance: float = 1e-4) -> bool:
-        """Whether the numbers at these sizes are as they were measured, but for a share of them."""
+        """Return whether the numbers at these sizes match the measured ones within a relative `tolerance`."""
         said, numbers = np.array(self._terms(sizes), float) @ self.factors, _flat(measured)
         return said.shape == numbers.shape and bool(_near(said, numbers, tolerance).all())
 

@@ -34,7 +34,7 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 def add_gated(x: Tensor, gate: Tensor, y: Tensor) -> Tensor:
-    """x + gate * y. x, y [..., L, D]; gate [..., 1, D]."""
+    """Return x + gate * y. x, y [..., L, D]; gate [..., 1, D]."""
     return torch.addcmul(x, gate, y)
 
 
@@ -112,7 +112,7 @@ def places(length: int, device: torch.device) -> Tensor:
 
 
 def rotary_table(positions: Tensor, dim: int, theta: float) -> Tensor:
-    """cos and sin of position * theta^(-2j / dim), positions fp64 [length]: fp32 [2, length, dim / 2], angles in
+    """Return cos and sin of position * theta^(-2j / dim), positions fp64 [length]: fp32 [2, length, dim / 2], angles in
     fp64."""
     freqs = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim)
     angles = positions[:, None] * freqs

@@ -26,7 +26,7 @@ from longtake.models.initial import linear_uniform
 
 @dataclass(frozen=True)
 class AdapterSize:
-    """What an adapter of one layer is, before its values."""
+    """Rank, scaling and form of one layer's adapter, without its values."""
 
     rank: int
     scaling: float  # alpha / rank; of rsLoRA alpha / sqrt(rank)
@@ -60,7 +60,7 @@ class FrozenLinear(nn.Linear):
         return quantized.dequantize(self.weight, self.weight_scale, self.kind, dtype)
 
     def product(self, x: Tensor) -> Tensor:
-        """x W^T, without the bias."""
+        """Return x W^T, without the bias."""
         if self.kind is None:
             return F.linear(x, self.weight)
         return quantized.linear(x, self.weight, self.weight_scale, self.kind)
@@ -94,7 +94,7 @@ class LoraLinear(FrozenLinear):
         self.magnitude = nn.Parameter(torch.empty(self.out_features, device=device)) if size.dora else None
 
     def initial_value(self, name: str, seed: int) -> Tensor:
-        """What its own parameters start with: `lora_a` by the law of linear layers, all else at zero.
+        """Return the initial values of an adapter parameter: `lora_a` as in linear layers, all else zero.
 
         DoRA's magnitude follows from the base weight once that is there: `row_lengths`.
         """

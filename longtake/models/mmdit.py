@@ -90,7 +90,7 @@ class MMDiT(nn.Module):
         self._fan_in = {name: layer.in_features for name, layer in self.named_modules() if isinstance(layer, nn.Linear)}
 
     def forward(self, x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
-        """x [B, C, F, h, w], t float32 [B] in [0, 1] -> prediction [B, C, F, h, w] in the weights' dtype.
+        """Predict [B, C, F, h, w] in the weights' dtype from x [B, C, F, h, w] and t float32 [B] in [0, 1].
 
         Any F, h, w: a grid that the patch does not divide is filled up with zeros inside and cut afterwards.
         Conditions: `text` [B, L, context_in_dim] (every token is attended), `vector` [B, vec_in_dim], `guidance` [B]
@@ -236,7 +236,7 @@ class StreamProjections(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, L, D] -> q, k (both normed), v [B, L, N, K]; N counts the heads in this rank's weights."""
+        """Return q, k (both normed) and v [B, L, N, K] of x [B, L, D]; N counts the heads in this rank's weights."""
         if self.fused:
             q, k, v = self.qkv(x).chunk(3, dim=-1)
         else:
@@ -261,7 +261,7 @@ class DoubleBlock(nn.Module):
         self.rotate = layers.rotate_half if config.use_liger_rope else layers.rotate_interleaved
 
     def forward(self, img: Tensor, txt: Tensor, vec: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
-        """img [B, M, D], txt [B, L, D], vec [B, D], rope [2, S, 1, K/2] -> new img and txt."""
+        """Return the new img and txt for img [B, M, D], txt [B, L, D], vec [B, D], rope [2, S, 1, K/2]."""
         img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.img_mod(vec)
         txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec)
 
@@ -302,7 +302,7 @@ class SingleBlock(nn.Module):
         self.rotate = layers.rotate_half if config.use_liger_rope else layers.rotate_interleaved
 
     def forward(self, tokens: Tensor, vec: Tensor, rope: Tensor) -> Tensor:
-        """tokens [B, S, D], vec [B, D], rope [2, S, 1, K/2] -> new tokens."""
+        """Return the new tokens for tokens [B, S, D], vec [B, D], rope [2, S, 1, K/2]."""
         shift, scale, gate = self.modulation(vec)
         q, k, v, hidden = self._project(layers.modulate(tokens, shift, scale))
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in (q, k, v))
@@ -313,7 +313,8 @@ class SingleBlock(nn.Module):
         return layers.add_gated(tokens, gate, out)
 
     def _project(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x [B, S, D] -> q, k, v [B, S, D] and the MLP's input; narrower where the weights at hand are a share."""
+        """Return q, k, v [B, S, D] and the MLP's input for x [B, S, D]; narrower where the available weights are a
+        shard."""
         if self.fused:
             joined = self.linear1(x)
             whole = sum(self.part_sizes)

@@ -30,8 +30,8 @@ class TensorSplit:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What peers exchange around a submodule in which tokens meet: their own tokens of all heads for all tokens of own
-    heads, and back again with its result.
+    """All-to-all of sequence-parallel ranks around a submodule that mixes tokens: from this rank's tokens of all heads
+    to all tokens of this rank's heads, and back for its result.
 
     The submodule is called on tensors [B, l, N, K], of this rank's share of the tokens, and returns one like the first;
     K may differ. What is no tensor is passed on as it is.

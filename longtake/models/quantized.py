@@ -82,7 +82,8 @@ def dequantize(codes: Tensor, scale: Tensor, kind: Kind, dtype: torch.dtype) -> 
 
 
 def linear(x: Tensor, codes: Tensor, scale: Tensor, kind: Kind) -> Tensor:
-    """x W^T in x's dtype; W is dequantized where it is needed, and again in backward: only its codes wait for it."""
+    """Return x W^T in x's dtype; W is dequantized where it is needed, and again in backward: only its codes are
+    saved."""
     return _Product.apply(x, codes, scale, kind)
 
 
@@ -106,5 +107,6 @@ def _nonzero(scale: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _nf4(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Filled on the device: a table from the host would be copied, and waited for, in each call of a compiled block."""
+    """Return the NF4 levels, filled on the device: a table from the host would be copied, and waited for, in each call
+    of a compiled block."""
     return torch.stack([torch.full((), level, dtype=dtype, device=device) for level in _NF4])

@@ -35,7 +35,7 @@ class Segments:
         return self.text + self.frames * self.frame
 
     def join(self, text: Tensor, video: Tensor) -> Tensor:
-        """text [B, n, L, ...], video [B, (n a + 1) P, ...] -> [B, S, ...] in segment order."""
+        """Interleave text [B, n, L, ...] and video [B, (n a + 1) P, ...] to [B, S, ...] in segment order."""
         step = self.frames * self.frame
         parts = video.split([self.frame + step, *[step] * (text.shape[1] - 1)], 1)
         return torch.cat(list(chain.from_iterable(zip(text.unbind(1), parts, strict=True))), 1)
@@ -153,5 +153,5 @@ class SegmentAttention(JointAttention):
         super().__init__(config, AttentionInSegments)
 
     def forward(self, x: Tensor, share: Share) -> Tensor:
-        """x [B, l, D] -> [B, l, D]."""
+        """Map x [B, l, D] to [B, l, D]."""
         return self.to_out(self.attention(*self.heads(x), share).flatten(2))

@@ -91,7 +91,7 @@ class STDiT3(nn.Module):
         self._linear = layers.linear_sizes(self)
 
     def forward(self, x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
-        """x [B, C, F, h, w], t float32 [B] -> prediction [B, C, F, h, w] in the weights' dtype.
+        """Predict [B, C, F, h, w] in the weights' dtype from x [B, C, F, h, w] and t float32 [B].
 
         Any F, h, w: a grid that the patch does not divide is filled up with zeros inside and cut afterwards.
         Conditions: `text` [B, L, caption_channels], whose mask [B, L] says which tokens there are (none: all), `fps`
@@ -224,7 +224,7 @@ class SelfAttention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor, places: int, rope: Tensor | None) -> Tensor:
-        """x [B, M, D] -> [B, M, D]; heads are as many as the weights at hand hold."""
+        """Map x [B, M, D] to [B, M, D], with as many heads as the available weights hold."""
         qkv = self.qkv(x).unflatten(-1, (3, -1, self.head_dim)).unflatten(1, (-1, places))
         q, k, v = qkv.unbind(-3)
         if self.q_norm is not None:
@@ -235,7 +235,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """What tokens read in the text, where its mask is True."""
+    """Cross-attention of tokens to the text, where its mask is True."""
 
     def __init__(self, config: STDiT3Config) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class CrossAttention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor, text: Tensor, mask: Tensor) -> Tensor:
-        """x [B, M, D], text [B, L, D], mask bool [B, 1, 1, L] -> [B, M, D]."""
+        """Map x [B, M, D] to [B, M, D] by text [B, L, D] and mask bool [B, 1, 1, L]."""
         q = self.q_linear(x).unflatten(-1, (-1, self.head_dim))
         k, v = self.kv_linear(text).unflatten(-1, (2, -1, self.head_dim)).unbind(2)
         return self.proj(self.attention(q, k, v, mask).flatten(2))
@@ -265,8 +265,8 @@ class CaptionedBlock(nn.Module):
     def forward(
         self, x: Tensor, numbers: Tensor, text: Tensor, mask: Tensor, places: int, rope: Tensor | None = None
     ) -> Tensor:
-        """x [B, M, D], numbers [B, F, 6, D], text [B, L, D], mask bool [B, 1, 1, L], rope [2, F, 1, 1, K/2] -> new x;
-        `places`: tokens of a frame."""
+        """Return the new x for x [B, M, D], numbers [B, F, 6, D], text [B, L, D], mask bool [B, 1, 1, L], rope [2, F,
+        1, 1, K/2]; `places`: tokens of a frame."""
         numbers = (self.scale_shift_table + numbers).unsqueeze(2)
         shift1, scale1, gate1, shift2, scale2, gate2 = numbers.unbind(3)
         x = add_gated(x, gate1, self.attn(modulate(x, shift1, scale1, places), places, rope), places)
@@ -286,7 +286,8 @@ class FrameFinalLayer(nn.Module):
     def forward(
         self, x: Tensor, places: int, vec: Tensor, known: Tensor | None = None, before: Tensor | None = None
     ) -> Tensor:
-        """x [B, M, D], vec [B, F, D]; known frames, bool [B, F, 1], are as published modulated by `before` first."""
+        """Return the output of x [B, M, D], vec [B, F, D]; known frames, bool [B, F, 1], are as published modulated by
+        `before` first."""
         if known is None or before is None:
             return self.linear(modulate(x, *self._numbers(vec), places))
         x = modulate(x, *self._numbers(before), places)
@@ -310,7 +311,8 @@ def choose(known: Tensor, one: Tensor, other: Tensor, places: int) -> Tensor:
 
 
 def add_gated(x: Tensor, gate: Tensor, out: Tensor, places: int) -> Tensor:
-    """x + gate * out. x, out [B, M, D]; gate [B, F, 1, D]. No view, of which FSDP2 warns where a block ends with it."""
+    """Return x + gate * out. x, out [B, M, D]; gate [B, F, 1, D]. Not a view, of which FSDP2 warns where a block ends
+    with it."""
     frames = gate.shape[1]
     added = layers.add_gated(x.unflatten(1, (frames, places)), gate, out.unflatten(1, (frames, places)))
     return torch.ops.aten._unsafe_view(added, x.shape)

@@ -1,4 +1,4 @@
-"""What the blocks of `stdit3` are given: tokens of latents, times and captions, and where tokens are.
+"""Inputs of the blocks of `stdit3`: tokens of latents, times and captions, and the positions of tokens.
 
 Shapes: B batch, C latent channels, F latent frames, h w latent grid, S tokens of a frame, M = F S video tokens, L text
 tokens, D width, K head width.

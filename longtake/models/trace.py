@@ -1,4 +1,4 @@
-"""What a computation takes, seen by running the real modules on meta tensors: FLOPs, and bytes as they come and go.
+"""Cost of a computation, traced by running the real modules on meta tensors: FLOPs, and bytes allocated and freed.
 
 Nothing is allocated or computed. The meta device would take fused attention and norms apart into small operations that
 no GPU runs; a trace sees PyTorch's CUDA kernels in their place.
@@ -92,7 +92,7 @@ class Trace(TorchDispatchMode):
         return out
 
     def saw(self, operation: Any, args: Sequence[Any], out: Any, flops: int) -> None:
-        """Called with every operation but those that an operator of ours is made of."""
+        """Handle an operation: a hook, called with all but those that a custom operator is made of."""
 
     def _show(self, operation: Any, args: Sequence[Any], out: Any, flops: int) -> None:
         if not self._opened:
@@ -108,7 +108,7 @@ class Trace(TorchDispatchMode):
             self.__enter__()
 
     def number(self, tensor: Tensor) -> int:
-        """What `changes` calls the memory of a tensor."""
+        """Return the number of a tensor's memory in `changes`."""
         return self._there[tensor.untyped_storage()._cdata][0]
 
     def moments(self, apart: Collection[int] = (), start: int = 0) -> list[tuple[int, int]]:
@@ -174,8 +174,9 @@ _BY_ARGUMENTS: dict[Any, Callable[..., Any]] = {
 
 
 def _known_result(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What an operation gives where that is plain to see, else None. PyTorch's kernels for meta tensors are written in
-    Python: they take 0.1 to 0.4 ms for these, most of the time of a trace, and import the compiler and sympy, 1.4 s."""
+    """Return the result of an operation whose result follows from its arguments, else None. PyTorch's kernels for meta
+    tensors are written in Python: they take 0.1 to 0.4 ms for these, most of the time of a trace, and import the
+    compiler and sympy, 1.4 s."""
     if operation in _NUMBERED and all(isinstance(arg, int) for arg in args) and "device" in kwargs:
         return torch.empty(len(range(*args)), dtype=kwargs.get("dtype") or torch.int64, device=kwargs["device"])
     tensors = [arg for arg in (args[0] if operation in _JOINED else args) if isinstance(arg, Tensor)]
@@ -253,7 +254,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
 
 
 def _is_in_order(x: Tensor) -> bool:
-    """Whether no dim lies closer in memory than a later one."""
+    """Return whether the dims are in descending order of stride."""
     if x.is_contiguous():
         return True
     strides = [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
@@ -273,7 +274,7 @@ def as_on_cuda(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def meta_conditions(config: Any, latent: LatentSize, text_tokens: int, batch: int) -> Conditions:
-    """What a denoiser needs beside latents (C, F, h, w), on the meta device; texts with their masks."""
+    """Return the denoiser's conditions for latents (C, F, h, w), on the meta device; texts with their masks."""
     needs = denoiser_class(config).needs(config, latent, text_tokens)
     of_text = {name: shape[:-1] for name, shape in needs.items() if text_tokens in shape[-2:-1]}
     masks = {name: torch.empty(1, *shape, dtype=torch.bool, device="meta") for name, shape in of_text.items()}

@@ -160,7 +160,7 @@ class Scan(nn.Module):
 
 
 def _target(k: Tensor, v: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """weight * (d - mean) / std + bias with d = v - k and std of K - 1 degrees of freedom: [B, S, N, K].
+    """Return weight * (d - mean) / std + bias with d = v - k and std of K - 1 degrees of freedom: [B, S, N, K].
 
     By the kernel of a norm, of which backward wants little memory; the published program has 1e-8 beside std.
     """
@@ -194,7 +194,7 @@ class TTT(nn.Module):
         self.forward_gate, self.backward_gate = DirectionGate(width), DirectionGate(width)
 
     def forward(self, tokens: Tensor, runs: Runs, order: ScanOrder) -> Tensor:
-        """tokens [B, l, D] -> [B, l, D]."""
+        """Map tokens [B, l, D] to [B, l, D]."""
         if not self.is_parallel:
             tokens = self.forward_gate(tokens, self.one_way(tokens, order, "forward"), runs)
             return self.backward_gate(tokens, self.one_way(tokens, order, "backward"), runs)

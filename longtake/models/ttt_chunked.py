@@ -37,7 +37,7 @@ class _Rule:
     factors: torch.dtype
 
     def add(self, base: Tensor, x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
-        """base + alpha * x @ y, in base's dtype."""
+        """Return base + alpha * x @ y, in base's dtype."""
         if self.factors != base.dtype:
             return torch.add(base, self.product(x, y), alpha=alpha)
         return torch.baddbmm(base, x, y, alpha=alpha) if x.dim() == 3 else torch.add(base, x @ y, alpha=alpha)
@@ -46,7 +46,7 @@ class _Rule:
         return (x.to(self.factors) @ y.to(self.factors)).to(x.dtype)
 
     def norm(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z less its mean over its deviation, and mean and 1 / deviation."""
+        """Return z minus its mean over its standard deviation, the mean, and 1 / deviation."""
         return _norm(z, z.shape[-1:], None, None, self.eps)
 
     def through_norm(self, grad: Tensor, z: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def _top(x):
 
 @triton.jit
 def _dot(x, y, like):
-    """x @ y in float32, of factors in the dtype that `like` points to."""
+    """Return x @ y in float32, of factors in the dtype that `like` points to."""
     factors = like.dtype.element_ty
     if factors == tl.float16:
         x, y = x.to(tl.float32), y.to(tl.float32)
@@ -54,7 +54,7 @@ def _last(matrices, tile, K: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _units(x, net, net_b, tile, K: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr):
-    """A tile of hidden units [ROWS, TILE], GELU's slope there, and what entered it; of a linear network x itself."""
+    """Compute a tile of hidden units [ROWS, TILE], GELU's slope there, and its input; of a linear network x itself."""
     if M > 0:
         bias = tl.load(net_b + tile * TILE + tl.arange(0, TILE))[None, :]
         before = _dot(x, tl.load(_first(net, tile, K, M, TILE)), net) + bias
@@ -97,14 +97,14 @@ def _write(base, x, start, rows, exists, K: tl.constexpr):
 
 @triton.jit
 def _norm_of(gamma, beta, head, K: tl.constexpr):
-    """The norm's weight and bias of a head [1, K]."""
+    """Load the norm's weight and bias of a head [1, K]."""
     columns = tl.arange(0, K)
     return tl.load(gamma + head * K + columns)[None, :], tl.load(beta + head * K + columns)[None, :]
 
 
 @triton.jit
 def _normed(z, eps, K: tl.constexpr):
-    """z less its mean over its deviation, and 1 / deviation [ROWS, 1]."""
+    """Return z minus its mean over its standard deviation, and 1 / deviation [ROWS, 1]."""
     centred = z - (tl.sum(z, 1) / K)[:, None]
     inverse = (1.0 / tl.sqrt(tl.sum(centred * centred, 1) / K + eps))[:, None]
     return centred * inverse, inverse
@@ -112,7 +112,7 @@ def _normed(z, eps, K: tl.constexpr):
 
 @triton.jit
 def _through_norm(grad, zhat, inverse, K: tl.constexpr):
-    """The gradient before the norm from the one after it."""
+    """Return the gradient before the norm from the one after it."""
     return (grad - (tl.sum(grad, 1) / K)[:, None] - zhat * (tl.sum(grad * zhat, 1) / K)[:, None]) * inverse
 
 
@@ -131,7 +131,7 @@ def _through_loss(d_u, u, zhat, inverse, weight, bias, goal, K: tl.constexpr):
 
 @triton.jit
 def _gelu(x):
-    """The tanh form of GELU and its first derivative."""
+    """Return the tanh form of GELU and its first derivative."""
     t = 2.0 * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x)) - 1.0
     inner = 0.7978845608028654 * (1.0 + 0.134145 * x * x)
     return 0.5 * x * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner
@@ -139,7 +139,7 @@ def _gelu(x):
 
 @triton.jit
 def _gelu_curve(x):
-    """The second derivative."""
+    """Return the second derivative of the tanh form of GELU."""
     t = 2.0 * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x)) - 1.0
     inner = 0.7978845608028654 * (1.0 + 0.134145 * x * x)
     return (1.0 - t * t) * (inner - x * t * inner * inner + 0.10703222440890037 * x * x)
@@ -193,7 +193,7 @@ def read(
     MINI_BATCH: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
-    """What queries read from the networks after their mini-batch."""
+    """Compute the outputs of queries by the networks after their mini-batch."""
     program, step = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = (step + 1) * tl.num_programs(0) + program
     start, rows, exists = _mini_batch(first, step, program, tokens, heads, MINI_BATCH, ROWS)
@@ -243,7 +243,7 @@ def read_backward(
 
 @triton.jit
 def _load_rows(base, row, tile, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
-    """A tile [ROWS, TILE] of a mini-batch's rows in a tensor [..., ROWS, WIDTH], in float32."""
+    """Load a tile [ROWS, TILE] of a mini-batch's rows in a tensor [..., ROWS, WIDTH], in float32."""
     return tl.load(_rows(base, row, tile, ROWS, WIDTH, TILE)).to(tl.float32)
 
 
@@ -386,7 +386,7 @@ def _through_updates(
 
 @triton.jit
 def _through_linear(key, z_grad, v_step, net, later, query_grads, K: tl.constexpr):
-    """The gradients of keys and, in place, of W before the updates."""
+    """Return the gradient of keys and update, in place, that of W before the updates."""
     d_w = tl.load(_last(later, 0, K, 0, K))
     d_key = _dot(z_grad, tl.trans(tl.load(_last(net, 0, K, 0, K))), net) - _dot(v_step, tl.trans(d_w), net)
     d_w += _dot(tl.trans(key), z_grad, net) + tl.load(_last(query_grads, 0, K, 0, K))
@@ -400,7 +400,7 @@ def _through_last(
     z_grad, v_step, net, units, slope, bend, later, query_grads, d_v1, d_back, d_before, row, program,
     ROWS: tl.constexpr, K: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients, in place, of W2 and b1 before the updates, and that of what enters GELU."""
+    """Update the gradients, in place, of W2 and b1 before the updates, and store that of GELU's input."""
     for tile in range(TILES):
         d_w2 = tl.load(_last(later, tile, K, M, TILE))
         d_units = _dot(z_grad, tl.trans(tl.load(_last(net, tile, K, M, TILE))), net)
@@ -423,7 +423,7 @@ def _through_first(
     key, net, v1, later, query_grads, d_before, row, program,
     ROWS: tl.constexpr, K: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of keys and, in place, of W1 before the updates."""
+    """Return the gradient of keys and update, in place, that of W1 before the updates."""
     d_key = tl.zeros((ROWS, K), tl.float32)
     for tile in range(TILES):
         d_w1 = tl.load(_first(later, tile, K, M, TILE))

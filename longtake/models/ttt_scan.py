@@ -263,7 +263,7 @@ def _run(net: tuple[Tensor, ...], x: Tensor, learned: Learned = (), rates: Tenso
 
 
 def _learned(net: tuple[Tensor, ...], key: Tensor, goal: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Learned:
-    """What each layer sees of these keys, and the gradient of the loss behind it."""
+    """Return each layer's input for these keys, and the gradient of the loss at its output."""
     if len(net) == _LINEAR:
         w, b = net
         return ((key, _loss_grad(key @ w + b, goal, gamma, beta, eps)),)
@@ -290,7 +290,7 @@ def _loss_grad(z: Tensor, goal: Tensor, gamma: Tensor, beta: Tensor, eps: float)
 
 
 def _gelu_slope(x: Tensor) -> Tensor:
-    """Derivative of the tanh form of GELU."""
+    """Return the derivative of the tanh form of GELU."""
     c0, c1 = 0.7978845608028654, 0.044715
     t = torch.tanh(c0 * (x + c1 * x**3))
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * c0 * (1 + 3 * c1 * x * x)

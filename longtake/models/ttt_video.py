@@ -36,7 +36,7 @@ GATE = 0.1  # what the gates of both directions start with
 
 @dataclass(frozen=True)
 class Where:
-    """What a block has to know of the tokens' places."""
+    """Positions of the tokens, as a block needs them."""
 
     share: Share
     order: ScanOrder | None
@@ -103,7 +103,7 @@ class TTTVideo(nn.Module):
         self._fan_in = {name: layer.in_features for name, layer in self.named_modules() if isinstance(layer, nn.Linear)}
 
     def forward(self, x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
-        """x [B, C, F, h, w], t float32 [B] -> prediction [B, C, F, h, w] in the weights' dtype.
+        """Predict [B, C, F, h, w] in the weights' dtype from x [B, C, F, h, w] and t float32 [B].
 
         F = n segment_frames + 1. Conditions: `text` [B, n, L, text_embed_dim]; every token is attended, of any L.
         Raises `UserError` for a missing or misshapen condition, and for another F.
