@@ -54,7 +54,7 @@ def page(title: str, *parts: Html) -> str:
 
 
 def tiles(figures: Iterable[tuple[str, object]]) -> Html:
-    """(what, figure) pairs as large figures side by side."""
+    """Return (what, figure) pairs as large figures side by side."""
     return html(
         '<div class="tiles">{}</div>',
         joined(html("<div><b>{}</b><span>{}</span></div>", figure, what) for what, figure in figures),
@@ -87,7 +87,7 @@ def pairs(rows: Iterable[tuple[object, object]]) -> Html:
 
 
 def folded(summary: str, content: Html) -> Html:
-    """What a reader opens when it is wanted."""
+    """Return content folded behind its summary until a reader opens it."""
     return html("<details><summary>{}</summary>{}</details>", summary, content)
 
 
@@ -113,7 +113,7 @@ def breakdown(parts: Sequence[tuple[float, str]]) -> Html:
 
 
 def keys(names: Mapping[int, str]) -> Html:
-    """What the colours of a bar stand for: the name of each part by its place in the bar."""
+    """Return the legend of a bar's colours: the name of each part by its index in the bar."""
     key = '<span class="key"><i style="background:{}"></i>{}</span>'
     return html("{}", joined(html(key, _COLOURS[place % len(_COLOURS)], name) for place, name in names.items()))
 

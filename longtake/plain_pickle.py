@@ -155,7 +155,7 @@ class _PickleReader:
         self.stack.append(self.stored(key))
 
     def make(self, opcode: str, argument: Any) -> None:
-        """The operations that name classes and functions, and make objects of them."""
+        """Execute an operation that names classes and functions, or makes objects of them."""
         if opcode == "GLOBAL":
             self.stack.append(self.named(*argument.split(" ", 1)))
         elif opcode == "STACK_GLOBAL":

@@ -94,7 +94,7 @@ def taken_signals(numbers: Collection[int], take: Callable[[int], object], once:
 
 
 def parent_facts() -> tuple[int, bool]:
-    """What `live_with` has to know: this process, and whether the system can end a child with it.
+    """Return the facts that `live_with` needs: the id of this process, and whether the system can end a child with it.
 
     Linux counts the thread that started a child as its parent, so that must be the one which ends last.
     """
@@ -163,7 +163,7 @@ def leave_at_once(code: int) -> NoReturn:
 
 
 def how_it_ended(code: int | None) -> str:
-    """What an exit code says: `killed by SIGKILL`, `exit code 3`."""
+    """Describe an exit code: `killed by SIGKILL`, `exit code 3`."""
     return f"killed by {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code or 0}"
 
 

@@ -33,7 +33,7 @@ _PIECE = 1 << 18  # numbers that a thread draws at once, a multiple of the four 
 
 
 class Purpose(IntEnum):
-    """What a draw is for. The numbers are part of the run format: never renumber, only add."""
+    """Purpose of a draw. The numbers are part of the run format: never renumber, only add."""
 
     ORDER = 0  # the sample's key
     BUCKET = 1  # keep and skip draws of the bucket assignment

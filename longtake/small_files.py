@@ -69,8 +69,8 @@ def cache_folder() -> Path:
 
 
 def remembered(kind: str, look: Callable[[], Any], *facts: object, whole: Callable[[Any], bool] = bool) -> Any:
-    """What `look` finds, as JSON: from the user's cache where it has found something with these facts before. kind: of
-    what is found, its folder there; whole: whether it is worth keeping."""
+    """Return the result of `look`, as JSON: from the user's cache if an earlier call with these facts stored one. kind:
+    its folder in the cache; whole: whether a result is worth storing."""
     file = cache_folder() / kind / f"{hashlib.sha256(repr(facts).encode()).hexdigest()}.json"
     with suppress(OSError, ValueError):
         return json.loads(read_small(file))
@@ -96,8 +96,8 @@ def regular(path: Path) -> Path:
 
 
 def parse_json(text: bytes | str, finite: bool = True) -> Any:
-    """What a JSON text says. Raises ValueError for any other, for one nested too deep, and where all is to be `finite`
-    for Infinity and NaN, which Python writes and JSON has not."""
+    """Parse a JSON text. Raises ValueError for invalid JSON, for one nested too deep, and if `finite` for Infinity and
+    NaN, which Python writes and JSON does not have."""
     try:
         return json.loads(text, parse_constant=_refuse if finite else None)
     except RecursionError:
@@ -105,7 +105,7 @@ def parse_json(text: bytes | str, finite: bool = True) -> Any:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text has no half of a surrogate pair, which no file in UTF-8 can hold."""
+    """Return whether a text is free of lone surrogates, which no file in UTF-8 can hold."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -206,8 +206,8 @@ def recompute_and_compile(
 
 
 def keep_exchanges_in_order() -> None:
-    """Lets Inductor start exchanges between peers in the order of the graph, whatever it fuses: what it does follows
-    from sizes, which differ between peers by a token."""
+    """Make Inductor start collectives between ranks in the order of the graph, whatever it fuses: fusion depends on
+    sizes, which differ between ranks by a token."""
     from torch._inductor import config, custom_graph_pass
     from torch._inductor.dependencies import WeakDep
 
@@ -275,7 +275,7 @@ def _digest_of_our_code() -> str:
 
 
 def missing_compiler(device: torch.device) -> str | None:
-    """What the compiler's backend lacks on this machine, and what to do: a C++ compiler for a CPU, Triton and a C
+    """Return what the compiler's backend lacks on this machine, and the fix: a C++ compiler for a CPU, Triton and a C
     compiler, which it calls, for a GPU. None where nothing is missing."""
     if device.type == "cuda":
         from torch.utils._triton import has_triton, has_triton_package

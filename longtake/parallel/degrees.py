@@ -78,7 +78,8 @@ class BucketPeers:
     def create(
         cls, mesh: Mesh, degrees: Mapping[EntryKey, int] | None = None, cut: TokenCut | None = None, heads: int = 0
     ) -> BucketPeers:
-        """Collective. `cut`: what `cut_model` gave for a model of so many `heads`."""
+        """Create the groups of every sequence degree. Collective. `cut`: the result of `cut_model` for a model of so
+        many `heads`."""
         degrees = degrees or {}
         found = {}
         for degree in sorted({mesh.sequence, *degrees.values()}, reverse=True):

@@ -64,7 +64,7 @@ def summed(sizes: Sequence[Tensor]) -> list[int]:
 
 
 def rank_in(group: Group) -> int:
-    """This rank's place in a group."""
+    """Return this rank's index in a group."""
     return 0 if isinstance(group, CountedGroup) else dist.get_rank(group)
 
 
@@ -83,7 +83,8 @@ def gather_output(x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
 
 
 def gather_tokens(x: Tensor, sizes: Sizes | Lengths, group: Group) -> Tensor:
-    """This rank's [B, l, D] -> [B, L, D], sequence after sequence, each whole; the adjoint of `scatter_tokens`."""
+    """Gather this rank's [B, l, D] to [B, L, D], sequence after sequence, each whole; the adjoint of
+    `scatter_tokens`."""
     if isinstance(sizes, Lengths):
         return _between_peers(x, "gather", sizes.sizes, sizes.after, 0, group.group_name)
     return _Linear.apply(x, partial(_gather, sizes=sizes, group=group), partial(_scatter, sizes=sizes, group=group))
@@ -195,8 +196,9 @@ _between_peers.register_autograd(_differentiate, setup_context=_save)
 
 
 def with_halo(tensors: Sequence[Tensor], width: int, sizes: Sequence[int] | Lengths, group: Group) -> list[Tensor]:
-    """This rank's [B, l, ...], alike in shape -> [B, width + l, ...]: behind the last `width` tokens of the rank
-    before, where there is one and this share is not empty; the adjoint of `fold_halo`. sizes: tokens of each rank."""
+    """Extend this rank's [B, l, ...], alike in shape, to [B, width + l, ...]: after the last `width` tokens of the
+    previous rank, where there is one and this shard is not empty; the adjoint of `fold_halo`. sizes: tokens of each
+    rank."""
     if isinstance(sizes, Lengths):
         before = 0 if sizes.is_first else width
         return _halo_between_peers(list(tensors), "halo", *sizes.sizes, width, before, group.group_name)

@@ -94,7 +94,8 @@ class CopyStreams:
         self.begin()
 
     def begin(self) -> None:
-        """Called when places are newly allocated: kernels that used their memory before may still be running."""
+        """Wait for the current stream after buffers are newly allocated: kernels that used their memory before may
+        still be running."""
         if self._to_device is not None:
             self._to_device.wait_stream(torch.cuda.current_stream(self._device))
 

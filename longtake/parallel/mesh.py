@@ -160,7 +160,7 @@ class Mesh:
         return divmod(self.peer_index, sequence * self.tensor)
 
     def subgroup(self, sequence: int, backend: str | None = None) -> dist.ProcessGroup | None:
-        """This rank's subgroup as a group of its own; None where it is alone. Collective over the world."""
+        """Return a process group of this rank's subgroup; None where it is alone. Collective over the world."""
         block = sequence * self.tensor
         return _own_group([list(range(first, first + block)) for first in range(0, self.size, block)], backend)
 

@@ -138,7 +138,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def back(kept: Any) -> Any:
-    """What `BlockStore` was given, on its device."""
+    """Return a tensor that `BlockStore` holds, on its device; anything else as it is."""
     return kept.fetch() if isinstance(kept, _StoredTensor) else kept
 
 

@@ -1,4 +1,4 @@
-"""What FSDP2 does otherwise in PyTorch before 2.13; this file goes when 2.13 is the oldest that is allowed."""
+"""Differences of FSDP2 in PyTorch before 2.13; this file goes when 2.13 is the oldest that is allowed."""
 
 from __future__ import annotations
 

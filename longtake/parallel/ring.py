@@ -125,7 +125,7 @@ class _Transfer:
         self._works, self._sent, self._received = works, sent, received
 
     def wait(self) -> Tensor:
-        """What has come from the rank before this one."""
+        """Wait for the tensor from the previous rank, and return it."""
         for work in self._works:
             work.wait()
         return self._received

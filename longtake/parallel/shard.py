@@ -104,7 +104,7 @@ def _free_without_backward(last: list[nn.Module], model: nn.Module, *_: Any) -> 
 
 
 def gather_anew(model: nn.Module) -> None:
-    """Lets go of weights that are still gathered, so that the next forward sees the shards as they are by then."""
+    """Free weights that are still gathered, so that the next forward gathers the current shards."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
@@ -113,12 +113,13 @@ def gather_anew(model: nn.Module) -> None:
 
 
 def offloads(mesh: Mesh) -> bool:
-    """Whether masters and optimizer live on the CPU while the model computes elsewhere; on a CPU they do anyway."""
+    """Return whether masters and optimizer are on the CPU while the model computes elsewhere; on a CPU they are
+    anyway."""
     return mesh.config.cpu_offload and mesh.weights.device_type != "cpu"
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """This rank's part of a parameter, gradient or state tensor, sharing its memory."""
+    """Return this rank's part of a parameter, gradient or state tensor, sharing its memory."""
     from torch.distributed.tensor import DTensor
 
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -121,7 +121,7 @@ class TokenCut:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether lengths are given as compiled code has them."""
+        """True if lengths are given in the form that compiled code takes."""
         return torch.compiler.is_compiling() or self._compiled
 
     def note_units(self, units: Mapping[str, int]) -> None:
@@ -204,7 +204,7 @@ class TokenCut:
 
     @property
     def has_empty_shares(self) -> bool:
-        """Whether one of the peers has no tokens of some module, or would be dealt no place in a unit."""
+        """True if a rank has no tokens of some module, or would get no position within a unit."""
         whole, sequence = self._now.whole, self.peers.sequence
         return any(
             0 in self.peer_sizes(name, entered=True) or 0 < self._now.units.get(name, sequence) < sequence

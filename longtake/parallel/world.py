@@ -77,7 +77,7 @@ class World:
         return result  # type: ignore[return-value]
 
     def on_all(self, action: Callable[[], T]) -> T:
-        """This rank's result of `action`, which every rank runs; the error of the lowest rank is raised on all."""
+        """Run `action` on every rank and return this rank's result; the error of the lowest rank is raised on all."""
         result, error = _attempt(action)
         errors = self.gather(_portable(error))
         errors[self.rank] = error  # the original keeps its traceback
@@ -174,8 +174,9 @@ def start_world(device: str = "auto", timeout_seconds: float = 1800.0) -> Iterat
 
 
 def allocator_settings(environment: Mapping[str, str]) -> str | None:
-    """What PyTorch's allocator is told before the first allocation: segments that grow, so that buckets of many sizes
-    leave no holes. None where the user has settings of his own, or NCCL registers buffers, which must not grow."""
+    """Return the settings of PyTorch's allocator before the first allocation: expandable segments, so that buckets of
+    many sizes leave no holes. None where the user has custom settings, or NCCL registers buffers, which must not
+    grow."""
     own = any(name in environment for name in _ALLOCATOR)
     registered = any(environment.get(name, "0").lower() not in _OFF for name in _REGISTERS)
     return None if own or registered else "expandable_segments:True"

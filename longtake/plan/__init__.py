@@ -1,4 +1,5 @@
-"""What a run needs before it is launched: memory by part, step time and MFU, days and GPU-hours, and what would fit.
+"""Forecast of a run before it is launched: memory by part, step time and MFU, days and GPU-hours, and fixes that make
+it fit.
 
 `parameters` counts weights and `blocks` activations, FLOPs and exchanges of the real model, from which `memory` and
 `speed` make a step; `work` reads a config, and `run` applies them to it. `layout` and `machine` are what a plan varies

@@ -52,7 +52,7 @@ def one_of_each_kind(config: Any, upkeep: Upkeep, compute_bytes: int) -> tuple[l
 
 
 def _made(trace: Trace) -> np.ndarray:
-    """What a trace has counted so far, in the order of `Pass`; launches in parts."""
+    """Return the counts of a trace so far, in the order of `Pass`; launches in parts."""
     return np.array((trace.flops - trace.attention, trace.attention, trace.moved, trace.launches * LAUNCH), float)
 
 
@@ -90,7 +90,7 @@ def _weights_in_graph(edges: Iterable[GradientEdge | None]) -> dict[Any, nn.Para
 
 
 def first_of(kind: str) -> str:
-    """What the numbers of the first block that trains are called where all before it is frozen; `kind`: its own."""
+    """Return the key of the numbers of the first block that trains, where all before it is frozen; `kind`: its kind."""
     return f"{kind}, the first to train"
 
 
@@ -151,7 +151,8 @@ class TracedBlocks:
         }
 
     def numbers(self, point: Point, of_compiled: Callable[..., Any] | None = None) -> dict[Any, Any]:
-        """What was seen, by name; of_compiled: says what a compiled block saves, if that is to be seen too."""
+        """Return the traced numbers, by name; of_compiled: returns what a compiled block saves, if that is to be traced
+        too."""
         found: dict[Any, Any] = {}
 
         def count(kind: str, *args: Any, **named: Any) -> Any:
@@ -252,7 +253,7 @@ class TracedBlocks:
 
 @dataclass(frozen=True)
 class _Like:
-    """What a tensor is like that is not kept for it."""
+    """Shape, dtype and gradient flag of a tensor whose memory is not saved."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -279,7 +280,7 @@ class _FromNowhere(torch.autograd.Function):
 
 
 class _End(torch.autograd.Function):
-    """What comes behind a block: takes its outputs, gives gradients of their sizes."""
+    """Stand-in for the layers after a block: takes its outputs, gives gradients of their sizes."""
 
     @staticmethod
     def forward(ctx: Any, *outs: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""What a denoiser's blocks hold, compute and send in a micro-batch: traced on real ones, fitted for other sizes.
+"""Memory, compute and communication of a denoiser's blocks in a micro-batch: traced on real ones, fitted for other
+sizes.
 
 One block of each kind runs forward and backward on meta tensors, cut for peers as in the run, at a few sizes; every
 number that is seen follows for other sizes by a polynomial in samples, video tokens and the way they lie in frames.
@@ -43,7 +44,7 @@ _EAGER = 1.0, 0.0, 1.0, 1.0, 0.0, 0.0  # as `_compiled_shares`
 
 
 class Pass(NamedTuple):
-    """What a forward or a backward makes the device do."""
+    """Device work of a forward or a backward."""
 
     products: float  # FLOPs of matrix products
     attention: float  # FLOPs of attention's kernels
@@ -61,7 +62,7 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """What one block takes on one rank: bytes, but for FLOPs."""
+    """Cost of one block on one rank: bytes, except for FLOPs."""
 
     saved: float  # kept from forward to backward, the block's input among it
     input: float  # its input alone: what is kept where the block is computed again
@@ -86,7 +87,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Blocks:
-    """What a denoiser takes on one rank."""
+    """Cost of a denoiser on one rank."""
 
     blocks: tuple[Block, ...]  # in the order of the forward; those alike are one object
     given: float  # bytes beside them in forward: noised latents, their target and conditions, what they share
@@ -101,7 +102,7 @@ class Blocks:
 
 
 def count_blocks(config: Any, batch: MicroBatch, layout: Layout) -> Blocks:
-    """What the denoiser of `config` takes for such a micro-batch. The first call for a layout traces it."""
+    """Return the cost of the denoiser of `config` for such a micro-batch. The first call for a layout traces it."""
     upkeep = layout.upkeep.lora, layout.upkeep.freeze, layout.upkeep.train_only
     peers = layout.sequence, layout.tensor, layout.sequence_attention
     sizes = batch.batch, batch.latent, batch.text_tokens
@@ -183,7 +184,7 @@ def _block(
 
 @lru_cache(maxsize=64)
 def saved_outputs(config: Any, level: Level, tensor: int) -> Mapping[str, Saved]:
-    """Outputs that selective blocks save, by list."""
+    """Return the outputs that selective blocks save, by list."""
     return saved_by_list(meta_model(config, PLAIN, 2), level, tensor)
 
 

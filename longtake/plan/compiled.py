@@ -1,4 +1,4 @@
-"""What a compiled block keeps for its backward: what PyTorch's partitioner, as Inductor calls it, chooses to save.
+"""Activations that a compiled block saves for its backward, as PyTorch's partitioner, called as by Inductor, chooses.
 
 Forward and backward are traced as one graph on stand-ins of tensors, and cut; no code is generated.
 """
@@ -150,8 +150,8 @@ def _values(node: fx.Node) -> list[Tensor]:
 
 
 def multiply_in_float8(model: nn.Module) -> None:
-    """Lets a model on the meta device multiply as a run's compiled blocks do with `precision = "fp8"`, in place. What
-    the compiler saves of that is read off torchao's layers; for a trace, a cast is one pass."""
+    """Make a model on the meta device multiply, in place, as a run's compiled blocks do with `precision = "fp8"`. What
+    the compiler saves of that follows from torchao's layers; for a trace, a cast is one kernel."""
     use_float8(model, torch.device("meta"))
     for layer in model.modules():
         if type(layer).__name__ == "Float8Linear":

@@ -1,4 +1,4 @@
-"""What failures cost a run: how often it is interrupted, how often to save, what share of its time then counts.
+"""Cost of failures: how often a run is interrupted, how often to save, and the share of its time that counts.
 
 The interval between checkpoints is Daly's ("A higher order estimate of the optimum checkpoint interval", 2006), whose
 first term is Young's sqrt(2 x stall x time between interruptions). A run stands still only while its tensors are

@@ -1,4 +1,4 @@
-"""What a plan varies: how a model is laid out over GPUs, and the micro-batches that it runs."""
+"""Layout of a model over GPUs, and the micro-batches that it runs: what a plan varies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EIGHT_BIT_BYTES = 2 * (1 + FP32 / 256)  # of both moments of a weight: a code ea
 
 @dataclass(frozen=True)
 class Upkeep:
-    """What of the weights trains, and how those that do are kept."""
+    """Trained part of the weights, and the storage of its masters, moments and EMA."""
 
     lora: LoraConfig | None = None
     freeze: tuple[str, ...] = ()

@@ -1,4 +1,5 @@
-"""What a plan assumes of the GPUs; apart from the rest, for the command's help shows it and needs nothing else."""
+"""Assumptions of a plan about the GPUs; a separate module because the command's help shows them and needs nothing
+else."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ class Machine:
 
     @cached_property
     def rates(self) -> Rates:
-        """What its GPUs reach, by kind of work: one share of the peak where that is given, else as measured, else as in
-        the table."""
+        """Rates of the GPUs by kind of work: one fraction of the peak where that is given, else measured, else from the
+        table."""
         rates = table_rates(self.gpu, self.gpu.link_bandwidth * self.bandwidth, self.host, self.launch)
         if self.measured is not None:
             links, host = self.measured.links or rates.links, self.measured.host or rates.host

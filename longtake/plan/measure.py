@@ -1,4 +1,4 @@
-"""What this machine reaches, by kind of work: timed in seconds at the shapes of a planned run."""
+"""Measured rates of this machine by kind of work: timed in seconds at the shapes of a planned run."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def measure_rates(plan: RunPlan, world: World, say: Callable[[str], None]) -> Ra
 
 
 def device_here(device: torch.device | None = None) -> str:
-    """What `--gpu` calls the device of this process."""
+    """Return the name that `--gpu` uses for the device of this process."""
     on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
     return gpu_named(torch.cuda.get_device_name(device)).name if on_gpu else CPU
 
@@ -241,7 +241,7 @@ def _convolutions(
 
 
 def _copies(num_bytes: int, device: torch.device, dtype: torch.dtype, time_of: Callable[..., float]) -> float:
-    """What kernels between products are like: sums, scales, norms, activations, casts."""
+    """Return the bandwidth of kernels between matmuls, in bytes per second: sums, scales, norms, activations, casts."""
     rows = max(1, num_bytes // dtype.itemsize // 1024)
     x, y = (torch.randn(rows, 1024, device=device, dtype=dtype) for _ in range(2))
     kernels: dict[Callable[[], Tensor], int] = {

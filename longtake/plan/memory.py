@@ -1,4 +1,4 @@
-"""What a training step holds on one GPU, in bytes, part by part, at its worst moment.
+"""Peak memory per GPU during a training step, in bytes, part by part.
 
 Of the master weights and their gradients (`Upkeep.master_bytes` a number), AdamW's two moments (`moments_bytes` for
 both) and the EMA (float32) a rank holds the share that `parameters` counts. On top come, at the worst moment of the

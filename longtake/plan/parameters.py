@@ -117,7 +117,7 @@ def _size(config: Any) -> int:
 
 
 def compute_dtype(compute_bytes: int) -> torch.dtype:
-    """That with so many bytes a number."""
+    """Return the compute dtype with so many bytes per number."""
     return torch.bfloat16 if compute_bytes == 2 else torch.float32
 
 

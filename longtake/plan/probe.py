@@ -41,13 +41,13 @@ class Measured:
     peak_bytes: int | None  # on the fullest GPU; None where the device does not tell
 
     def fits(self, usable_bytes: int) -> bool:
-        """Whether it ran and left free what is to be left free."""
+        """Return whether it ran within `usable_bytes`."""
         return self.seconds is not None and (self.peak_bytes is None or self.peak_bytes <= usable_bytes)
 
 
 @dataclass(frozen=True)
 class Probed:
-    """What was found out about one entry of the bucket table."""
+    """Measurements of one entry of the bucket table."""
 
     entry: EntryPlan
     forecast_bytes: int  # of the largest batch that fits, without encoders

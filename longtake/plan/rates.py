@@ -1,4 +1,4 @@
-"""What GPUs reach, by kind of work: a table from publications, and what `longtake plan --measure` found here."""
+"""Rates of GPUs by kind of work: a table from publications, and measurements of `longtake plan --measure`."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def table_rates(gpu: Gpu, links: float, host: float, launch: float) -> Rates:
 
 
 def measured_rates(gpu: str) -> Rates | None:
-    """What was measured on this kind of device with this PyTorch, and lies in the user's cache; None for a damaged file
-    too."""
+    """Return the rates measured on this kind of device with this PyTorch, from the user's cache; None for a damaged
+    file too."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         found = parse_json(read_small(_file(gpu)))
         widths = {int(width): (_rate(there), _rate(back)) for width, (there, back) in found["attention"].items()}

@@ -1,4 +1,4 @@
-"""What would make a run fit: each change that can be written into its config, and what it costs in time."""
+"""Fixes that make a run fit: each change that can be written into its config, and its cost in time."""
 
 from __future__ import annotations
 
@@ -156,7 +156,8 @@ def _levels(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
 
 
 def _stored_inputs(plan: RunPlan, layout: Layout, words: str) -> Iterator[tuple[str, Layout]]:
-    """What recomputed blocks save in the host's memory: the fewest GiB, in quarters of all, that suffice."""
+    """Yield the fix that offloads the inputs of recomputed blocks to CPU: the fewest GiB, in quarters of all, that
+    suffice."""
     most = 0
     for entry in plan.misfits:
         own = layout.at_degree(plan.work.degree(entry.bucket, layout))

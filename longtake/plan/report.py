@@ -125,7 +125,7 @@ def probe_head() -> tuple[str, ...]:
 
 
 def probe_row(one: Probed) -> tuple[str, ...]:
-    """What was measured of one entry: without encoders, at the largest batch that fits."""
+    """Return the measured row of one entry: without encoders, at the largest batch that fits."""
     largest, error = one.largest, one.error
     tried = (f"{step.batch}{'' if step.seconds is not None else ' (out of memory)'}" for step in one.tries)
     measured = largest is not None and largest.peak_bytes is not None
@@ -259,7 +259,7 @@ def _cost(hours: float, price: float | None) -> str:
 
 
 def is_endless(plan: RunPlan) -> bool:
-    """Whether nobody has said when the run ends: it has no last step, and as many passes as are the default."""
+    """Return whether nothing sets the end of the run: it has no last step, and the default number of epochs."""
     config = plan.work.config
     return config.max_steps is None and config.epochs >= type(config).model_fields["epochs"].default
 
@@ -272,7 +272,7 @@ def priced_steps(plan: RunPlan) -> tuple[int, float]:
 
 
 def assumed_words(plan: RunPlan) -> str:
-    """What the forecast takes for granted, and which option changes it."""
+    """Return a line on the assumptions of the forecast, with the options that change them."""
     machine = plan.machine
     network = f"{machine.network / 1e9:g} GB/s a GPU between nodes of {machine.gpus_per_node}"
     share = f"{machine.bandwidth:.0%} of {machine.gpu.link_bandwidth / 1e9:g} GB/s within a node and of {network}"
@@ -287,7 +287,7 @@ def assumed_words(plan: RunPlan) -> str:
 
 
 def rates_words(machine: Machine, config: Any) -> str:
-    """What a forecast takes the GPUs to reach with the model of a config, and where that comes from."""
+    """Return a line on the rates that a forecast assumes for the model of a config, with their source."""
     rates = machine.rates
     there, back = (rate / 1e12 for rate in rates.attention_of(config.model.head_dim))
     moved = f"all else {number(rates.copies / 1e12)} TB/s" if machine.efficiency is None else "all else takes no time"

@@ -53,7 +53,7 @@ class EntryPlan:
 
     @property
     def trains(self) -> bool:
-        """Whether any clip is known, or has to be expected, to be trained in it."""
+        """True unless the clip table shows that no clip trains in it."""
         return self.samples is None or self.samples > 0
 
 
@@ -79,7 +79,7 @@ class Forecast:
 
 @dataclass(frozen=True, eq=False)
 class RunPlan:
-    """All that is known of a run before it is launched."""
+    """Plan of a run: everything known before it is launched."""
 
     work: Work
     layout: Layout
@@ -114,12 +114,12 @@ class RunPlan:
 
     @property
     def encodes(self) -> bool:
-        """Whether encoding takes time."""
+        """True if encoding takes time."""
         return any(entry.time.encoding for entry in self.entries)
 
     @property
     def degrees_differ(self) -> bool:
-        """Whether entries run at different sequence degrees."""
+        """True if entries run at different sequence degrees."""
         return any(entry.slot_size > 1 for entry in self.entries)
 
     @property
@@ -219,7 +219,7 @@ def forecast_stage(
 
 
 def _read_report(work: Work, layout: Layout) -> tuple[BucketReport | None, str | None]:
-    """What the first pass keeps and drops; or why that cannot be said."""
+    """Return the bucket report of the first epoch, or the reason why there is none."""
     try:
         table = open_clips(work.config.dataset)
     except (UserError, OSError) as error:
@@ -229,7 +229,7 @@ def _read_report(work: Work, layout: Layout) -> tuple[BucketReport | None, str |
 
 
 def first_pass(work: Work, layout: Layout, **columns: Any) -> BucketReport:
-    """What the first pass over clips of these columns keeps and drops, in how many steps."""
+    """Return the bucket report of the first epoch over clips of these columns: samples kept and dropped, and steps."""
     degrees = {} if layout.bucket_sequence is None else work.degrees(layout)
     inputs = OrderInputs(
         seed=work.config.seed,

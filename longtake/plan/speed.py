@@ -149,7 +149,7 @@ def update_seconds(config: Any, layout: Layout, machine: Machine) -> float:
 
 
 def micro_batch_seconds(config: Any, layout: Layout, machine: Machine, step_seconds: float) -> float:
-    """What a micro-batch may take in a step of so many seconds."""
+    """Return the time for a micro-batch, in seconds, within a step of so many seconds."""
     return max(0.0, step_seconds - update_seconds(config, layout, machine)) / layout.micro_batches
 
 

@@ -14,7 +14,7 @@ _TRACING = ("plan/blocks.py", "plan/block_traces.py", "plan/compiled.py", "plan/
 
 
 def traced_before(kind: str, look: Callable[[], Any], *facts: Any) -> Any:
-    """What `look` finds, as JSON, from the cache's folder `kind` where it has looked before with these facts, this
-    PyTorch and the same code of ours."""
+    """Return the result of `look`, as JSON, from the cache's folder `kind` if it ran before with these facts, this
+    PyTorch and the same Longtake code."""
     facts = torch.__version__, facts, small_files.digest_of_code(*_TRACED, *_TRACING)
     return small_files.remembered(kind, look, *facts, whole=lambda _: True)

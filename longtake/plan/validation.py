@@ -1,4 +1,4 @@
-"""What the videos of a validation take on a GPU, beside a training run that waits for them."""
+"""Cost of a validation's videos on a GPU, while a training run waits for them."""
 
 from __future__ import annotations
 

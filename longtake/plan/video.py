@@ -1,4 +1,4 @@
-"""What a generation takes before it is started: seconds of its videos, and bytes on a GPU."""
+"""Forecast of a generation: seconds for its videos, and bytes on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a plan reads of a run's config: its work, whatever the layout, and its layout over GPUs."""
+"""Work and layout of a planned run, read from its config: the work independent of the layout, and the layout over
+GPUs."""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ class Work:
         return sum(of[one.kind](one) for one in found if one.condition not in needs)
 
     def encoding(self, shape: tuple[int, int, int], batch: int) -> Mapping[str, EncodeCost]:
-        """What encoding a micro-batch costs, by section; nothing where all comes from a latent store."""
+        """Return the cost of encoding a micro-batch, by section; none where everything comes from a latent store."""
         if stores_all(self.config):
             return {"": EncodeCost()}
         return self._once((shape, batch), lambda: encoding_costs(self.config, shape, batch))
@@ -228,12 +229,12 @@ def _encoder_bytes(config: RunConfig, ranks_per_node: int) -> int:
 
 
 def stores_all(config: RunConfig) -> bool:
-    """Whether everything comes from a latent store, so that nothing is encoded."""
+    """Return whether everything comes from a latent store, so that nothing is encoded."""
     return config.dataset.stored and config.dataset.latents_missing == "refuse"
 
 
 def _read_upkeep(config: RunConfig) -> Upkeep:
-    """What of the weights trains, and how it is kept."""
+    """Return the trained part of the weights and its storage."""
     return Upkeep(
         lora=config.lora,
         freeze=config.freeze,

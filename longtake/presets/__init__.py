@@ -106,7 +106,7 @@ def run_file(run: str, kind: str = "train") -> str:
 
 
 def is_own(run: str, kind: str = "train") -> bool:
-    """Whether RUN is there: a file or folder, or what a generation takes besides, a run's name or a pattern."""
+    """Return whether RUN exists: a file or folder, or, for a generation, also a run's name or a pattern."""
     if kind == "inference" and (run == "latest" or glob.has_magic(run) or Path("outputs", run).exists()):
         return True
     return Path(run).exists()
