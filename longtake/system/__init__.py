@@ -1,1 +1,1 @@
-"""What a run is made of: denoiser, encoders and objective put together from the config and placed on the mesh."""
+"""Model of a run: denoiser, encoders and objective, built from the config and placed on the mesh."""

@@ -86,7 +86,7 @@ class System:
         return self.config.low_noise.boundary * self.objective.noise_time
 
     def is_high(self, time: float) -> bool:
-        """Whether the first denoiser, or the only one, works at a time."""
+        """Return whether the first denoiser, or the only one, is in use at a time."""
         return self.low_noise is None or time >= self.boundary_time
 
     def at(self, t: Tensor) -> System:
@@ -106,7 +106,7 @@ class System:
         return {f"model.{name}": p.data for name, p in self.denoiser.named_parameters() if not p.requires_grad}
 
     def adapter_scaling(self) -> dict[str, float]:
-        """alpha / rank of every layer with an adapter, by its name."""
+        """Return alpha / rank of every layer with an adapter, by its name."""
         return {name: at.scaling for name, at in self.denoiser.named_modules() if isinstance(at, LoraLinear)}
 
     def adapter_parameters(self) -> set[str]:
@@ -174,7 +174,7 @@ class System:
         return self.facts.latent
 
     def known_conditions(self, known: Known) -> Mapping[str, Tensor]:
-        """What the denoiser is given of what is known, where there is a law."""
+        """Return the denoiser's conditions from known values; only for a model with a conditioning rule."""
         assert self.law is not None, "this model is given nothing that is known"
         return self.law.conditions(known)
 
@@ -441,8 +441,8 @@ def _fill_denoiser(
 
 
 def compiles(config: SystemConfig, world: World) -> tuple[bool, str | None]:
-    """Whether blocks are compiled, and a line where they are not for want of a compiler. Collective. Raises `UserError`
-    where a GPU could not do without."""
+    """Return whether blocks are compiled, and a line where they are not because no compiler is installed. Collective.
+    Raises `UserError` where a GPU needs the compiler."""
     if not config.compiles_on(world.device.type):
         return False, None
     missing = next(filter(None, world.gather(missing_compiler(world.device))), None)
@@ -451,7 +451,8 @@ def compiles(config: SystemConfig, world: World) -> tuple[bool, str | None]:
 
 
 def block_compiler(config: SystemConfig, world: World) -> tuple[BlockCompiler, str]:
-    """What compiles the denoiser's blocks, and a line on it. Raises `UserError` for a cache that cannot be used."""
+    """Return the compiler of the denoiser's blocks, and a line on it. Raises `UserError` for a cache that cannot be
+    used."""
     cache = use_compile_cache(config.compile_cache) if config.compile_cache else None
     is_dynamic = config.compile_dynamic is not False
     compiler = BlockCompiler(is_dynamic, config.compile_limit)

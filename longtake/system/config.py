@@ -84,7 +84,7 @@ def own_sampling(data: Mapping[str, Any]) -> SamplingDefaults:
 
 
 class SystemConfig(EncodersConfig):
-    """What the model is made of, where it runs, and how it is sampled by default."""
+    """Config of the model: its parts, the device and mesh it runs on, and its default sampling."""
 
     model: SerializeAsAny[ModelSection] = Field(default_factory=default_model)
     low_noise: LowNoiseConfig | None = Field(
@@ -267,7 +267,7 @@ class SystemConfig(EncodersConfig):
 
     @property
     def family(self) -> Family:
-        """What belongs to the model."""
+        """Family of the model."""
         return family_of(self.model)
 
     @property
@@ -291,8 +291,8 @@ class SystemConfig(EncodersConfig):
         return self.family.quirks_of(self.compat)
 
     def compiles_on(self, device: str) -> bool:
-        """Whether blocks are compiled on devices of a type, where there is a compiler. On a CPU that takes minutes, and
-        only small models run there, so `auto` leaves it out."""
+        """Return whether blocks are compiled on devices of a type, where there is a compiler. On a CPU that takes
+        minutes, and only small models run there, so `auto` disables it."""
         return self.compile is True or (self.compile == "auto" and device != "cpu")
 
     @property

@@ -75,7 +75,7 @@ def convert_weights(
 
 
 class _ModelAlone(Section):
-    """What a denoiser alone is made of."""
+    """Config of a denoiser alone."""
 
     model: SerializeAsAny[ModelSection]
     seed: int = SystemConfig.model_fields["seed"].default

@@ -72,8 +72,8 @@ class Encoders:
         return found[0] if len(found) == 1 else {name: torch.cat([one[name] for one in found], 2) for name in found[0]}
 
     def companions(self, kinds: Sequence[Companion], brought: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What clips bring along -> what a store holds of it: "control.mean", "control.std" of a video, numbers as they
-        are, "object.mean" [B, most, C, 1, h, w] and "object.mask" of stills."""
+        """Encode auxiliary inputs in the form that a store holds: "control.mean", "control.std" of a video, numbers as
+        they are, "object.mean" [B, most, C, 1, h, w] and "object.mask" of images."""
         found: dict[str, Tensor] = {}
         for one in kinds:
             given = brought[one.name]
@@ -100,7 +100,7 @@ class Encoders:
 
     @property
     def embeds_ahead(self) -> bool:
-        """Whether `embed_ahead` spares anything, see `embeds_ahead`."""
+        """True if `embed_ahead` saves time, see the function `embeds_ahead`."""
         found = self.of_captions.values()
         return embeds_ahead([one.config for one in found if isinstance(one, LearnedTextEncoder)])
 
@@ -111,7 +111,7 @@ class Encoders:
                 encoder.embed_ahead(flat_captions(texts))
 
     def embed_nothing(self) -> dict[str, Tensor]:
-        """What stands for no text, one row each; not where it is a tensor of the denoiser."""
+        """Return the embedding of no text, one row per condition; none where it is a tensor of the denoiser."""
         found = self.embed([""])
         for text in self.texts:
             if text.empty == "zeros":
@@ -145,14 +145,14 @@ class Encoders:
                 encoder.compute = RowShare(group, dtype, self.device, every_rank=is_sharded)
 
     def finish_captions(self) -> None:
-        """This process has no more captions to embed; where others share a text encoder, waits until none has."""
+        """Finish embedding in this process; where others share a text encoder, wait until they finish too."""
         for encoder in self.of_captions.values():
             if isinstance(encoder, LearnedTextEncoder):
                 encoder.finish()
 
     @property
     def facts(self) -> EncoderFacts:
-        """What a system needs to know of them when it does not hold them."""
+        """Facts on the encoders for a system that does not hold them."""
         return EncoderFacts(self.autoencoder.latent, self.text_length, self.embed_nothing(), self.autoencoder.is_random)
 
 
@@ -226,8 +226,8 @@ def open_encoder(config: SystemConfig, key: str, device: torch.device) -> Autoen
 
 
 def embeds_ahead(sections: Sequence[EncoderSection]) -> bool:
-    """Whether captions of several micro-batches can be embedded together, on a rank that shares them with none: by
-    encoders with weights, of which other ranks do not hold a part."""
+    """Return whether captions of several micro-batches can be embedded together on one rank alone: by encoders with
+    weights that are not sharded over ranks."""
     placements = {_placement(section) for section in sections} - {None}
     return bool(placements) and "sharded" not in placements
 
@@ -433,21 +433,21 @@ def encoder_bytes(config: SystemConfig, ranks_per_node: int = 1, decodes: bool =
 
 
 def encoding_costs(config: SystemConfig, shape: tuple[int, int, int], batch: int) -> dict[str, EncodeCost]:
-    """What encoding a micro-batch of (T, H, W) pixels and its captions costs, by section; nothing is read but what
+    """Return the cost of encoding a micro-batch of (T, H, W) pixels and its captions, by section; reads only what
     `encoder_bytes` reads."""
     captions = batch * captions_of_sample(config, shape[0])
     return {"ae": autoencoder_cost(config.ae, shape, batch), **captions_costs(config, captions)}
 
 
 def companions_costs(config: SystemConfig, shape: tuple[int, int, int], batch: int) -> list[EncodeCost]:
-    """What encoding the pixels costs that clips of a micro-batch bring along: their control videos, their stills."""
+    """Return the costs of encoding the auxiliary inputs of a micro-batch's clips: control videos, reference images."""
     pixels = {"video": shape, "stills": (1, *shape[1:])}
     found = [one for one in config.sample_rules.companions if one.kind in pixels]
     return [autoencoder_cost(config.ae, pixels[one.kind], batch * one.most) for one in found]
 
 
 def captions_costs(config: SystemConfig, captions: int) -> dict[str, EncodeCost]:
-    """What embedding so many captions costs, by section."""
+    """Return the cost of embedding so many captions, by section."""
     sections = [text.section for text in config.family.texts]
     return {name: text_cost(seen(getattr(config, name)), captions) for name in sections}
 

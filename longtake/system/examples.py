@@ -99,9 +99,9 @@ class CleanExample:
     def noised(
         self, system: System, leave_out_known: bool = False, level: float | None = None
     ) -> tuple[Noised, Conditions]:
-        """What the denoiser is given and asked for: the example with the noise and at the times of its draws, or at one
-        noise level (`Objective.noise`). leave_out_known: known places do not count in the loss, whatever the family's
-        own way."""
+        """Return the denoiser's inputs and its target: the example with the noise and at the times of its draws, or at
+        one noise level (`Objective.noise`). leave_out_known: known positions do not count in the loss, whatever the
+        family's default."""
         noised = system.objective.noise(self.latents, self.draws, self.weights, self.shape, level)
         conditions = self.conditions
         if self.known is not None:
@@ -141,9 +141,9 @@ def clean_example(
 
 
 def companions_of_batch(system: System, batch: Batch) -> Conditions:
-    """What clips bring along as conditions, float32 on the device: a video's latents [B, C, F, h, w], drawn as the
-    clip's own are; numbers [B, T, width]; latents of stills [B, most, C, 1, h, w], with a mask of those that are there.
-    """
+    """Return the auxiliary inputs of clips as conditions, float32 on the device: a video's latents [B, C, F, h, w],
+    drawn as the clip's; numbers [B, T, width]; latents of images [B, most, C, 1, h, w], with a mask of those that
+    exist."""
     kinds = system.config.sample_rules.companions
     found: Mapping[str, Tensor] = batch.encoded
     if kinds and not batch.encoded:
@@ -159,7 +159,7 @@ def companion_conditions(
     found: Mapping[str, Tensor],
     draw: Callable[[Companion, Mapping[str, Tensor]], Tensor],
 ) -> Conditions:
-    """What `Encoders.companions` has found, as conditions; `draw`: latents from a companion's posterior."""
+    """Return the results of `Encoders.companions` as conditions; `draw`: latents from a companion's posterior."""
     tensors, masks = {}, {}
     for one in kinds:
         if one.kind == "numbers":
@@ -177,8 +177,8 @@ def _posterior(companion: Companion) -> str:
 
 
 def known_of_batch(system: System, batch: Batch, latents: Tensor) -> Known:
-    """What is known of the samples of a batch with latents [B, C, F, h, w]; a random posterior is drawn from with the
-    sample's own numbers at the known places, as for its latents.
+    """Return the known values of the samples of a batch with latents [B, C, F, h, w]; a random posterior is drawn from
+    with the sample's own numbers at the known positions, as for its latents.
 
     The windows are on the CPU, so the device is not waited for; ranks run the autoencoder unequally often.
     """
@@ -256,7 +256,7 @@ def windows_of(
 
 
 def any_masked(windows: Mapping[int, Mapping[str, Window]]) -> bool:
-    """Whether pixels of some windows are blacked out, by draws of each sample."""
+    """Return whether pixels of some windows are blacked out, by draws of each sample."""
     return any(window.masked for of_length in windows.values() for window in of_length.values())
 
 

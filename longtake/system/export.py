@@ -197,7 +197,7 @@ def system_tree(checkpoint: Path, prefix: str = "") -> dict[str, Any]:
 
 
 def is_exported_folder(path: str | Path) -> bool:
-    """Whether `export_model` may have written this folder."""
+    """Return whether this folder has the files that `export_model` writes."""
     return any((Path(path) / name).is_file() for name in (INDEX_FILE, "model.safetensors"))
 
 

@@ -37,8 +37,8 @@ def check_float8(precision: str | None, tensor: int, eager: bool = False, missin
 
 
 def use_float8(denoiser: nn.Module, device: torch.device) -> str:
-    """Lets the blocks' linear layers over tokens compute in float8, in place, before the model is cut: those whose
-    sizes divide by 16; embeddings, modulation and the last layer stay. Returns the line on it.
+    """Convert the blocks' linear layers over tokens to float8, in place, before the model is sharded: those whose sizes
+    divide by 16; embeddings, modulation and the last layer stay. Returns the log line.
 
     On a CPU products are emulated. Raises `UserError` where torchao is missing, and for a GPU without float8.
     """

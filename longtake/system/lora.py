@@ -1,4 +1,4 @@
-"""What of a denoiser trains: all of it, a part, or adapters upon it; and how adapters start."""
+"""Trained part of a denoiser: all of it, a part, or adapters upon it; and the initial values of adapters."""
 
 from __future__ import annotations
 

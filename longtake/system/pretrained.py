@@ -108,7 +108,7 @@ def _same_adapters(here: LoraConfig | None, there: LoraConfig | None) -> bool:
 
 
 def means_checkpoint(spec: str) -> bool:
-    """Whether a path means a checkpoint of a run: its folder, the run's folder, or a glob of folders."""
+    """Return whether a path is that of a checkpoint: its folder, the run's folder, or a glob of folders."""
     path = Path(spec).expanduser()
     if path.is_dir():
         return is_complete(path) or bool(list_checkpoints(path))

@@ -1,4 +1,4 @@
-"""What a forward of the denoiser needs beside its weights, and whether there is room for it on the device."""
+"""Memory of a denoiser's forward in addition to its weights, and a check that the device has it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def gathered_bytes(system: System) -> dict[str, int]:
 
 
 def fits_at_once(system: System, samples: int, latent_shape: LatentSize) -> bool:
-    """Whether the denoiser has room for so many samples in one forward; the same answer on every rank. Collective.
+    """Return whether the denoiser can run so many samples in one forward; the same answer on every rank. Collective.
 
     On a CPU there always is. Where weights visit the device (`offload_model`), ask while they are there.
     """
@@ -90,7 +90,7 @@ def fits_at_once(system: System, samples: int, latent_shape: LatentSize) -> bool
 
 
 def has_room(device: torch.device, num_bytes: int) -> bool:
-    """Whether a CUDA device can take so much more."""
+    """Return whether a CUDA device can allocate so many bytes more."""
     return num_bytes <= _USABLE * free_bytes(device)
 
 

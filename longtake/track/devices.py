@@ -1,4 +1,4 @@
-"""What one GPU can do at most, from the makers' data sheets: the one table behind live MFU and forecasts."""
+"""Peak rates of a GPU, from the makers' data sheets: the one table behind live MFU and forecasts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the terminal shows: one live line while training, plain lines where nobody watches (files, CI)."""
+"""Terminal output of a run: one live line while training, plain lines where nobody watches (files, CI)."""
 
 from __future__ import annotations
 

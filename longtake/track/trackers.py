@@ -47,7 +47,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker may need to know when it is opened."""
+    """Facts on a run for the trackers that open it."""
 
     folder: Path
     config: TrackingConfig
@@ -83,7 +83,7 @@ class Tracker:
 
     @classmethod
     def wanted(cls, config: TrackingConfig) -> bool:
-        """Whether a run is to have it. Raises `UserError` where it cannot."""
+        """Return whether a run uses this tracker. Raises `UserError` where it cannot."""
         return True
 
     def __init__(self, run: TrackedRun) -> None:
@@ -93,10 +93,10 @@ class Tracker:
         """Figures of a step, by names such as `train/loss`."""
 
     def log_line(self, record: Mapping[str, Any]) -> None:
-        """All that is exact about one step: JSON types, with `step` among them."""
+        """Write the exact record of one step: JSON types, with `step` among them."""
 
     def show(self, step: int, videos: Sequence[TrackedVideo]) -> None:
-        """What the run made at a step."""
+        """Log the videos of a step."""
 
     def close(self) -> None:
         """Hands all of it to the system."""
@@ -282,7 +282,7 @@ class Trackers:
     """The open trackers of one run."""
 
     def __init__(self, run: TrackedRun, enabled: bool = True) -> None:
-        """`enabled`: on rank 0 only; elsewhere none is open and every call does nothing.
+        """Open the trackers. `enabled`: on rank 0 only; elsewhere none is open and every call does nothing.
 
         What was written down after `run.resume_step`, by the process that was stopped, is taken back, so that each step
         stands there once; None leaves all that is there. Raises `UserError`, on every rank, for one that cannot be had.

@@ -55,7 +55,8 @@ def _names_in(run: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """What rank 0 writes of each checkpoint: the average of the adapters, or the adapters where the run keeps none."""
+    """Adapter files that rank 0 writes at each checkpoint: the EMA of the adapters, or the adapters where there is no
+    EMA."""
 
     folder: Path
     names: Mapping[str, str]  # style -> name with {step} in it

@@ -40,7 +40,7 @@ def ask_run(folder: Path, what: str) -> str:
 
 
 def is_training(folder: Path) -> bool:
-    """Whether a launch of the run goes on, as far as its folder tells: none of the last one's ends is written there,
+    """Return whether a launch of the run is still training, by its folder: the last launch has no end recorded there,
     and its lock is held, where the file system has locks."""
     launches = read_launches(folder)
     if not launches or launches[-1].ended is not None:

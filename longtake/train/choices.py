@@ -36,8 +36,8 @@ class Choices:
         self._machine = world.on_main(lambda: machine_facts(world.device))
 
     def take(self, name: str, choose: Callable[[], Found], basis: str = "") -> Found:
-        """What `choose` finds on rank 0, unless it was found before; `basis`: what it follows from in the run itself.
-        Collective."""
+        """Return the result of `choose` on rank 0, or the earlier one if it still holds; `basis`: the facts of the run
+        that it depends on. Collective."""
         before = self._kept.get(name) or None
         if before is not None and not isinstance(before.get("machine"), dict):
             before = None  # a record that no launch has written

@@ -240,7 +240,7 @@ def _power(runs: Sequence[_Compared]) -> pages.Html:
 
 
 def _launches(runs: Sequence[_Compared]) -> pages.Html:
-    """What every launch came to, and the failures by node."""
+    """Return the outcome of every launch, and the failures by node."""
     known = [run for run in runs if run.record.launches]
     parts = [_unknown_launches(runs)] if len(known) < len(runs) else []
     rows: list[tuple[object, ...]] = []

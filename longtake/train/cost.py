@@ -56,7 +56,8 @@ def cost_model(
 def measure_cost(
     system: System, buckets: Sequence[Bucket], world: World, peers: BucketPeers
 ) -> tuple[float, float, float]:
-    """`(a, b, c)` of a + b L + c L² seconds for a sample of L video tokens, from a few buckets run forward and back.
+    """Measure `(a, b, c)` of a + b L + c L² seconds for a sample of L video tokens, from a few buckets run forward and
+    back.
 
     Each is encoded (where the encoders are here), predicted and differentiated as in training, on dummy pixels; the
     slowest rank counts, so all have the same constants. Stills join in where the buckets have fewer than three sizes.

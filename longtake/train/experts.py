@@ -26,7 +26,7 @@ class ExpertDraw:
 
     @classmethod
     def of_run(cls, config: RunConfig, system: System) -> ExpertDraw:
-        """That of a run whose denoisers are built."""
+        """Create the draw of a run whose denoisers are built."""
         share, low_noise = 0.0, config.low_noise
         if low_noise is not None:
             whole = system.whole_objective.share_below(low_noise.boundary)
@@ -34,7 +34,7 @@ class ExpertDraw:
         return cls(config.seed, config.stage_number, share)
 
     def __call__(self, step: int) -> int:
-        """That of the optimizer step after `step` others."""
+        """Return the denoiser of the optimizer step after `step` others."""
         if not self.share:
             return 0
         return int(uniforms(self.seed, self.stage, Purpose.EXPERT, 0, step, 1)[0, 0] < self.share)

@@ -97,13 +97,13 @@ def starting_point(place: RunFolder, config: RunConfig, world: World) -> Iterato
 
 
 def started_with(place: RunFolder) -> dict[str, Any] | None:
-    """What the folder of a run that is continued keeps of its config; None for a run that begins."""
+    """Return the config stored in the folder of a run that is resumed; None for a new run."""
     file = place.path / CONFIG_FILE
     return load_config(file, [], dict[str, Any]).tree if place.continues and file.is_file() else None
 
 
 def left_elsewhere(config: RunConfig) -> TrainingFolder | None:
-    """What `load` names, where another program's training has left it."""
+    """Return the training folder of another program that `load` names; None where it names none."""
     return None if config.load is None else config.family.training_folder(config.load)
 
 
@@ -153,7 +153,7 @@ def _begun_before(config: RunConfig) -> tuple[RunFolder, float] | None:
 
 
 def _job() -> str | None:
-    """What all starts of one torchrun have in common; None without it."""
+    """Return the id that all starts of one torchrun share; None without it."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     run_id = os.environ["TORCHELASTIC_RUN_ID"]
@@ -168,7 +168,8 @@ def _signature(path: Path) -> str | None:
 
 
 def take_over_quarantine(place: RunFolder, world: World) -> None:
-    """A run that starts from another run's checkpoint leaves out what that one could not load. Collective."""
+    """Copy the quarantine of another run whose checkpoint this run starts from: samples that could not be loaded are
+    skipped. Collective."""
     if place.checkpoint is not None and not place.continues:
         known = place.checkpoint.parent / QUARANTINE_FILE
         world.on_main(lambda: known.is_file() and write_whole(place.path / QUARANTINE_FILE, known.read_bytes()))
@@ -232,7 +233,7 @@ def _folders_of(config: RunConfig, outputs: Path, name: str) -> list[Path]:
 
 
 def _is_left(folder: Path) -> bool:
-    """Whether a launch has made this folder and is gone: it holds the launch's lock, or had no time for one.
+    """Return whether the launch that made this folder is gone: it holds the launch's lock, or had no time for one.
 
     On a file system without locks nobody can tell, and the answer is no.
     """
@@ -248,7 +249,7 @@ def _is_left(folder: Path) -> bool:
 
 
 def _numbered(name: str) -> re.Pattern[str]:
-    """What folders of a name are called: the name, and later ones with a number."""
+    """Return the pattern of the folders of a name: the name, and later ones with a number."""
     return re.compile(re.escape(name).replace(re.escape(NUMBER), r"\d{3,}") + r"(-\d+)?")
 
 

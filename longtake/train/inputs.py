@@ -1,4 +1,5 @@
-"""What a run trains on: its clips or stored latents, their order, who computes which bucket, the stream of steps."""
+"""Training data of a run: its clips or stored latents, their order, which rank computes which bucket, the stream of
+steps."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ Table = ClipTable | MixedTable
 
 @dataclass(frozen=True)
 class RunData:
-    """What samples are made of."""
+    """Sources of the samples."""
 
     table: Table
     latents: FittingStore | None  # None: the run encodes by itself
@@ -159,7 +160,8 @@ def open_held_out(
 
 
 def _held_back(config: RunConfig, table: Table) -> np.ndarray:
-    """bool [N]: clips that `validation.heldout` keeps out of the training, the same in all runs of these buckets."""
+    """Return, as bool [N], the clips that `validation.heldout` keeps out of the training, the same in all runs of these
+    buckets."""
     assert config.validation is not None, "a run without validations"
     weights = clip_weights(config.dataset, table.num_frames, table.weights)
     inputs = OrderInputs(
@@ -182,7 +184,7 @@ def _open_loader(
     world: World,
     say: Say,
 ) -> SlotLoader:
-    """What makes batches of the clips of a table, or of their latents; to be closed. Collective."""
+    """Open the loader that makes batches of the clips of a table, or of their latents; to be closed. Collective."""
     rule = config.bucket_rule
     make: Callable[..., SlotDataset] = SlotDataset
     if latents is not None:
@@ -213,7 +215,7 @@ def _open_loader(
 def _order_inputs(
     config: RunConfig, system: System, peers: BucketPeers, table: Table, state: RunState, world: World
 ) -> OrderInputs:
-    """What the order of every pass is a function of."""
+    """Return the inputs that the order of every epoch is a function of."""
     rule = config.bucket_rule
     if system.encoders is not None:
         for bucket in rule.buckets:
@@ -241,7 +243,7 @@ def _order_inputs(
 
 
 def _host_bytes(config: RunConfig, world: World) -> int:
-    """This rank's part of what its machine keeps for batches made ahead."""
+    """Return this rank's part of its machine's memory for batches made ahead."""
     gb, name = config.dataset.max_host_gb, socket.gethostname()
     ranks_here = world.gather(name).count(name)
     return int((machine_bytes() / 4 if gb is None else gb * 1e9) / ranks_here)

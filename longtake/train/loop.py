@@ -213,7 +213,7 @@ class Trainer:
         return asked
 
     def state(self) -> RunState:
-        """All that a checkpoint of this moment holds beside tensors."""
+        """Return the state of this step for a checkpoint, without tensors."""
         state = replace(self.begun, clock=self.clock, data=self.position, **self.recorder.health.kept())
         if len(self.updates) == 1:
             return state

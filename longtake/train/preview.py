@@ -1,4 +1,4 @@
-"""What a run would train on, without building its model."""
+"""Preview of a run's training data, without building its model."""
 
 from __future__ import annotations
 

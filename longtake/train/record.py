@@ -1,4 +1,4 @@
-"""What a run says about itself: one exact line for each step, readable figures every few steps."""
+"""Metrics of a run: one exact line for each step, readable figures every few steps."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Recorder:
         self._last_time += time.perf_counter() - start
 
     def take_requests(self) -> int:
-        """What was asked of the run by the last step that was read: bits of `REQUESTS`, each once."""
+        """Return the requests that the last step read has collected: bits of `REQUESTS`, each once."""
         found, self._requests = self._requests, 0
         return found
 
@@ -299,6 +299,6 @@ def _drawn(slots: Sequence[Slot]) -> dict[str, int]:
 
 
 def _of_ranks(figures: HostCopy) -> dict[str, Any]:
-    """What each rank has taken for itself, of `RankTimes.step`."""
+    """Return the times and work of each rank, from `RankTimes.step`."""
     seconds, waits, work = ([float(f"{value:.4g}") for value in of] for of in zip(*figures.read(), strict=True))
     return {"seconds": seconds, "wait": waits, "tflop": work[0]}

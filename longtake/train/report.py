@@ -49,7 +49,7 @@ LAST = 25  # steps whose mean is the loss of a run
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What lies in a run's folder."""
+    """Contents of a run's folder."""
 
     folder: Path
     config: RunConfig
@@ -142,7 +142,7 @@ def mean_loss(lines: Sequence[Mapping[str, Any]]) -> float:
 
 
 def watts_by_node(line: Mapping[str, Any]) -> dict[str, float]:
-    """What a GPU of each node drew, where a line of metrics says so."""
+    """Return the power per GPU of each node, in watts, where a line of metrics has it."""
     of = line.get("watts")
     found = of.items() if isinstance(of, dict) else ()
     return {str(node): float(value) for node, value in found if isinstance(value, (int, float))}
@@ -177,7 +177,7 @@ def sample_films(folder: Path) -> list[pages.Html]:
 
 
 def _is_sheet(path: Path) -> bool:
-    """Whether it is a contact sheet, as `--grid` makes them."""
+    """Return whether it is a contact sheet, as `--grid` makes them."""
     return path.stem.startswith("grid") and not path.with_suffix(".txt").exists()
 
 
@@ -252,7 +252,7 @@ def _data(record: RunRecord) -> pages.Html:
 
 
 def _trained(lines: Sequence[Mapping[str, Any]]) -> Iterator[pages.Html]:
-    """What the steps of all launches were made of, by pass and by bucket."""
+    """Yield the samples and steps of all launches, by epoch and by bucket."""
     passes, samples, steps = Counter[int](), Counter[str](), Counter[str]()
     for line in lines:
         count, names, drawn = line.get("samples"), line.get("buckets"), line.get("drawn")
@@ -307,7 +307,7 @@ def _changed(section: Section, above: str = "") -> Iterator[tuple[str, str]]:
 
 
 def going_on(record: RunRecord, prompt: str) -> Iterator[tuple[str, str]]:
-    """(what for, command line) pairs that a finished or stopped run allows."""
+    """Yield the (purpose, command line) pairs that a finished or stopped run allows."""
     run, config = shlex.quote(str(record.folder)), record.config
     ended = config.max_steps is not None and record.step >= config.max_steps
     yield "train on", f"longtake train {run}" + (f" --max-steps {2 * record.step}" if ended else "")

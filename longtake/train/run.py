@@ -194,7 +194,7 @@ class RunLaunch:
         self.console.print(line, markup=False)
 
     def prepare(self, parts: ExitStack) -> Prepared | Outcome:
-        """All that comes before the first step; an outcome where there is none to make.
+        """Prepare everything before the first step; return an outcome where there is no step to make.
 
         A mistake that is found here leaves the run's folder as it was. `parts` closes what is open.
         """
@@ -272,7 +272,7 @@ class RunLaunch:
         return fit_autoencoder(config, *what, self.world, self.say_once, earlier)
 
     def owes_validation(self, place: RunFolder, start: Start) -> bool:
-        """Whether an earlier launch was ended before the videos of its last step were made. Collective."""
+        """Return whether an earlier launch ended before the videos of its last step were made. Collective."""
         due = is_due(self.config, start.state.clock, pass_ended=False) and place.continues
         return due and self.world.on_main(lambda: missing(place.path, start.state.clock.global_step))
 
@@ -414,7 +414,7 @@ class RunLaunch:
         return trainer
 
     def validator(self, prepared: Prepared, recorder: Recorder, stop: StopRequest) -> Validator | None:
-        """Who makes the run's validations; None where it has none. Collective."""
+        """Create the validator of the run; None where it has none. Collective."""
         if prepared.validation is None:
             return None
         config, place, world = self.config, prepared.place, self.world

@@ -77,7 +77,7 @@ class Stage:
 
     @property
     def names_weights(self) -> bool:
-        """Whether it names the weights it starts from."""
+        """True if it names the weights it starts from."""
         model = self.keys.get("model")
         return isinstance(model, Mapping) and "from_pretrained" in model
 

@@ -48,17 +48,18 @@ class Saver:
 
     @property
     def failed(self) -> bool:
-        """Whether this rank could not write its part of the save in progress; the next `save` or `wait` says why."""
+        """True if this rank could not write its part of the save in progress; the next `save` or `wait` raises the
+        reason."""
         return self._background is not None and self._background.failed
 
     def started_from(self, path: Path, step: int) -> None:
-        """The run continues `path`, of that step: it needs no second checkpoint."""
+        """Record that the run resumes from `path`, of that step: it needs no second checkpoint."""
         self.last, self._last_step = path, step
         if self.beside is not None and self.world.is_main:
             self.beside.write(path)
 
     def save(self, state: RunState, tensors: Mapping[str, Tensor]) -> None:
-        """Collective. Deletes what is too old, then writes `epoch{E}-global_step{N}` with its COMPLETE marker.
+        """Delete what is too old, then write `epoch{E}-global_step{N}` with its COMPLETE marker. Collective.
 
         In the background, it returns once `tensors` are copied. Only checkpoints that a later step has confirmed count
         for `keep_n_latest`, so the newest one never displaces them.

@@ -33,7 +33,7 @@ class Start:
     notes: tuple[str, ...] = ()  # what the user should know of the checkpoint, one line each
 
     def finished(self, config: RunConfig) -> bool:
-        """Whether the run has made all its steps."""
+        """Return whether the run has made all its steps."""
         return config.max_steps is not None and self.state.clock.global_step >= config.max_steps
 
 
@@ -71,7 +71,7 @@ def restore(
 
 
 def scaling_of(system: System) -> dict[str, float]:
-    """alpha / rank of every layer with an adapter, by its name, that of a second denoiser with its prefix."""
+    """Return alpha / rank of every layer with an adapter, by its name, that of a second denoiser with its prefix."""
     return {one.prefix + name: by for one in system.experts for name, by in one.adapter_scaling().items()}
 
 

@@ -40,7 +40,7 @@ class Turn:
 
 @dataclass
 class StepInput:
-    """What one optimizer step is made of on this rank. The last three fields are complete once `batches` is used up."""
+    """Inputs of one optimizer step on this rank. The last three fields are complete once `batches` is used up."""
 
     pass_index: int
     slots: Sequence[Slot]  # the step's micro-batches, of all ranks; all of them real

@@ -31,8 +31,8 @@ from longtake.train.record import Recorder
 
 
 def plan_validations(config: RunConfig, world: World) -> Validation | None:
-    """What the run's validations make; None where it has none. Raises `UserError`, on every rank, for prompts and
-    references that cannot be used. Collective."""
+    """Return the plan of the run's validations; None where it has none. Raises `UserError`, on every rank, for prompts
+    and references that cannot be used. Collective."""
     section = config.validation
     if section is None:
         return None
@@ -42,7 +42,7 @@ def plan_validations(config: RunConfig, world: World) -> Validation | None:
 
 
 def needs_encoders(config: RunConfig) -> bool:
-    """Whether validations encode and decode, also of a run that trains from stored latents."""
+    """Return whether validations encode and decode, also of a run that trains from stored latents."""
     section = config.validation
     return section is not None and bool(section.prompts or section.data_path)
 
@@ -60,7 +60,7 @@ def with_encoders(system: System, config: RunConfig, world: World) -> System:
 
 
 def is_due(config: RunConfig, clock: Clock, pass_ended: bool) -> bool:
-    """Whether a validation belongs to this moment."""
+    """Return whether a validation is due at this step."""
     steps, passes = config.validate_every, config.validate_every_passes
     by_pass = bool(passes) and pass_ended and clock.pass_index % passes == 0
     if clock.global_step == 0:
@@ -88,7 +88,7 @@ class Validator:
     done: int | None = None  # the last step of which it is made, or need not be
 
     def begin(self, step: int, continues: bool) -> None:
-        """The launch begins at this step; `continues`: in the folder of an earlier one. Collective."""
+        """Begin the launch at this step; `continues`: in the folder of an earlier one. Collective."""
         if not continues:
             self.done = step or None
             return
@@ -110,7 +110,7 @@ class Validator:
         return False
 
     def _make(self, step: int) -> bool:
-        """Whether all of it is made; False where a stop was asked for meanwhile."""
+        """Make the whole validation; return False where a stop was requested meanwhile."""
         health, kept = self.recorder.health, [one.ema for one in self.updates if one.ema is not None]
         emas = kept if self.validation.ema else []
         both = bool(emas) and self.validation.ema == "both"
@@ -170,7 +170,8 @@ class Validator:
         return True
 
     def _makes_room(self) -> bool:
-        """Whether what no forward needs is to wait in the host's memory; the same answer on every rank. Collective."""
+        """Return whether tensors that no forward needs are to be offloaded to CPU; the same answer on every rank.
+        Collective."""
         wanted, device = self.validation.offload, self.system.device
         if wanted != "auto" or device.type != "cuda" or not self.validation.prompts:
             return wanted is True and bool(self.validation.prompts)

@@ -1,6 +1,6 @@
-"""What keeps a run going, and has it end well: signals, hangs, steps and samples that are lost, where its time goes.
+"""Health of a run, and its clean end: signals, hangs, lost steps and samples, and the accounting of its time.
 
-`interrupt` ends a run after the current step, `watchdog` one that hangs, `left_out` counts steps that are left out
-and samples that cannot be loaded, `goodput` counts seconds, `launches` keeps what each start
-came to, `power` what GPUs draw, `ranks` what each rank takes for itself.
+`interrupt` ends a run after the current step, `watchdog` ends one that hangs, `left_out` counts skipped steps and
+samples that cannot be loaded, `goodput` counts seconds, `launches` records the outcome of each start, `power` the draw
+of the GPUs, `ranks` the time of each rank.
 """

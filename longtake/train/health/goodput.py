@@ -55,7 +55,8 @@ class Stopwatch:
     """
 
     def __init__(self, folder: Path, kept: Mapping[str, Any], launched: float, restarted: bool, enabled: bool) -> None:
-        """`launched`: `time.time()` at the start of the launch; `restarted`: by the launcher of the one before."""
+        """Start counting. `launched`: `time.time()` at the start of the launch; `restarted`: by the launcher of the
+        previous one."""
         self._path, self._enabled = folder / FILE, enabled
         before = _read(self._path) if enabled else {}
         self.seconds = Seconds.from_json(before or kept)
@@ -67,12 +68,12 @@ class Stopwatch:
         self._started, self._stood = False, 0.0
 
     def first_step(self) -> None:
-        """The first step of the launch is made."""
+        """Record that the first step of the launch is done."""
         self.seconds.start += max(0.0, time.time() - self._since)
         self._started, self._mark, self._stood = True, time.perf_counter(), 0.0
 
     def step(self, wait_seconds: float, counts: bool = True) -> None:
-        """A further step is made; `counts`: it was not left out."""
+        """Record a further step; `counts`: it was not skipped."""
         if not self._started:
             return self.first_step()
         now = time.perf_counter()

@@ -69,7 +69,7 @@ class StopRequest(ExitStack):
         return self
 
     def flags(self, failed: bool = False) -> int:
-        """What this rank has to say in a step's reduction; `failed`: it must stop for another reason."""
+        """Return this rank's flags for a step's reduction; `failed`: it must stop for another reason."""
         found = 0
         if self.announce and self.folder is not None and time.monotonic() - self._looked > _LOOK_SECONDS:
             self._looked = time.monotonic()
@@ -150,7 +150,7 @@ class FirstStepTimer:
         self._start()
 
     def done(self) -> None:
-        """The first step is made: the timer is off."""
+        """Turn the timer off: the first step is done."""
         self._timer.cancel()
 
     def _give_up(self) -> None:

@@ -1,5 +1,5 @@
-"""What a run goes on without, and when that is too much: samples that cannot be loaded, steps whose loss or gradient is
-not finite or far too large."""
+"""Skipped samples and steps, and their limits: samples that cannot be loaded, steps whose loss or gradient is not
+finite or far too large."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LostSamples(Samples):
         return LostSamples(self.tried + tried, self.lost + tried - loaded)
 
     def too_many(self, config: DatasetConfig) -> bool:
-        """Whether more were lost than `dataset.max_bad` allows."""
+        """Return whether more were lost than `dataset.max_bad` allows."""
         return self.lost > config.most_bad(self.tried)
 
     @classmethod
@@ -84,5 +84,5 @@ class SkippedSteps:
 
     @property
     def too_many(self) -> bool:
-        """Whether the run must end."""
+        """True if the run must end."""
         return self.in_a_row > self.most_in_a_row

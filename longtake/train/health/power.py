@@ -1,4 +1,4 @@
-"""What the GPUs of each node draw, by the drivers' own counters of energy; it travels in a step's sums."""
+"""Power of the GPUs of each node, by the drivers' energy counters; it travels in a step's sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What watches over a run, together."""
+"""Health monitors of a run, as one record."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ class Health:
     lost: LostSamples
 
     def kept(self) -> dict[str, Any]:
-        """What a checkpoint keeps of them, as fields of `RunState`."""
+        """Return the state that a checkpoint stores of them, as fields of `RunState`."""
         return {"skipped_steps": self.skipped.total, "seconds": asdict(self.stopwatch.seconds), "samples": self.lost}

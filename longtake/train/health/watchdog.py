@@ -58,7 +58,7 @@ class Watchdog:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def close(self) -> None:
-        """The run is over."""
+        """End the watch: the run is over."""
         self._over.set()
 
     def _watch(self) -> None:
@@ -100,7 +100,7 @@ class Watchdog:
 
 
 def _flight_record() -> bytes | None:
-    """What PyTorch remembers of the last collectives (which began, which ended), as JSON; None where it has none."""
+    """Return PyTorch's record of the last collectives (which began, which ended), as JSON; None where it has none."""
     from torch._C import _distributed_c10d as c10d
 
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):

@@ -26,7 +26,7 @@ Numbers = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class StepNumbers:
-    """What all parameters of one update share: 0-d tensors on their device."""
+    """Scalars that all parameters of one update share: 0-d tensors on their device."""
 
     lr_value: float
     lr: Tensor

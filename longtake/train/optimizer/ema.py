@@ -32,7 +32,7 @@ class Ema:
 
     @classmethod
     def of_run(cls, model: nn.Module, config: RunConfig) -> Ema | None:
-        """That of a run's config; None where it keeps none."""
+        """Create the EMA of a run's config; None where it has none."""
         if config.ema_decay is None:
             return None
         return cls(model, config.ema_decay, ramp="ema_without_ramp" not in config.quirks, offload=config.ema_offload)

@@ -17,7 +17,7 @@ _FACTORS = 0x7FEB352D, 0x846CA68B - (1 << 32)  # the second as a signed number
 
 
 def rounding_key(seed: int, name: str, start: int, device: torch.device) -> Tensor:
-    """What the bits of one shard of a parameter depend on: int32 [3].
+    """Return the key of the random bits of one shard of a parameter: int32 [3].
 
     `start`: place of the shard's first element in the whole tensor, rows side by side.
     """

@@ -42,7 +42,7 @@ class Trained:
 
     @property
     def fused(self) -> bool:
-        """Whether PyTorch's fused kernel updates it."""
+        """True if PyTorch's fused kernel updates it."""
         return self.block is None and self.local.dtype == torch.float32
 
     @property
@@ -90,7 +90,8 @@ class ShardedAdamW:
 
     @torch.no_grad()  # with gradients, each local tensor of one would be a node of a graph
     def grad_square_sum(self) -> Tensor:
-        """This rank's part of the square of the gradient's norm: over all ranks, parts make the sum. float32, 0-d.
+        """Return this rank's part of the square of the gradient's norm: over all ranks, parts make the sum. float32,
+        0-d.
 
         What several ranks hold alike (HSDP's replicas, parameters that are not sharded) counts once, so meshes may
         differ from parameter to parameter.
@@ -205,7 +206,7 @@ def _trained(name: str, p: Tensor, group: int, weight_decay: float, config: RunC
 
 
 def _cut(p: Tensor) -> bool:
-    """Whether ranks hold different rows of it. Other cuts are made nowhere."""
+    """Return whether ranks hold different rows of it. Other cuts are made nowhere."""
     if not isinstance(p, DTensor):
         return False
     dims = {place.dim for place in p.placements if isinstance(place, Shard)}
@@ -223,7 +224,7 @@ def _copies(p: Tensor) -> int:
 
 
 def _beside_masters(one: Trained) -> bool:
-    """Whether moments are in host memory anyway, because masters are (`parallel.cpu_offload`)."""
+    """Return whether moments are in host memory anyway, because masters are (`parallel.cpu_offload`)."""
     mesh = one.parameter.device_mesh.device_type if isinstance(one.parameter, DTensor) else one.local.device.type
     return mesh != one.local.device.type
 

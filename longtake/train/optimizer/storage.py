@@ -43,7 +43,7 @@ class OnDevice:
 
     @property
     def on_device(self) -> list[Tensor]:
-        """What lies on the device between steps."""
+        """Tensors that stay on the device between steps."""
         return [tensor for own in self.tensors for tensor in own.values()]
 
 

@@ -1,4 +1,4 @@
-"""What follows the last backward of a step: clipping, AdamW, the EMA."""
+"""Weight update after the last backward of a step: clipping, AdamW, the EMA."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WeightUpdate:
         return [None if number is None else next(copied) for number in numbers]
 
     def at_rate_zero(self) -> None:
-        """The same work with the weights left as they are, for measuring on one rank."""
+        """Do the same work with the weights left as they are, for measuring on one rank."""
         self(1, 0.0, self.optimizer.grad_square_sum(), None)
 
     def weights(self) -> dict[str, Tensor]:
