@@ -85,15 +85,15 @@ class Evaluator:
             self.fault(expr, rule)
         return result
 
-    def origin(self, expr: ast.AST) -> Origin:
+    def origin(self, expr: ast.expr | ast.stmt) -> Origin:
         return Origin(f"{self.file}:{expr.lineno}")
 
-    def fault(self, expr: ast.AST, rule: str, fix: str = "") -> NoReturn:
+    def fault(self, expr: ast.expr | ast.stmt, rule: str, fix: str = "") -> NoReturn:
         """Report what is wrong with an expression, and stop its evaluation."""
         self.report(Fault(self.origin(expr).place, self.source(expr), rule, fix))
         raise Stop
 
-    def source(self, expr: ast.AST) -> str:
+    def source(self, expr: ast.expr | ast.stmt) -> str:
         """Return the text of an expression, its first line at most."""
         line = self.lines[expr.lineno - 1] if expr.lineno <= len(self.lines) else b""  # flags have no lines
         end = expr.end_col_offset if expr.end_lineno == expr.lineno else len(line)

@@ -101,6 +101,7 @@ def base_path(path: Path, name: str, source: Source, chain: tuple[Path, ...], fi
     except (OSError, ValueError, RuntimeError) as error:  # a name too long, a null byte, a loop of links
         rule, fix = f"is no path ({error})", "name a file relative to this one"
     if rule:
+        assert source.bases_origin is not None, "a source that names a base says where"
         raise ConfigError([Fault(source.bases_origin.place, f"{BASE} {name!r}", rule, fix)])
     return base
 
@@ -176,6 +177,7 @@ class Binding:
             if place in self.running:
                 self.report_cycle(self.running[self.running.index(place) :])
                 raise Stop
+            assert statement.expr is not None, "a statement has a value or an expression"
             self.running.append(place)
             try:
                 self.evaluated[place] = self.evaluator(layer, index).statement(statement.expr)

@@ -134,6 +134,7 @@ def finish(
     if dialect is not None:
         found = dialect.translate(found, Heights(layer), faults.append)
     found = fit_keys(found, forms(schema))
+    assert isinstance(found, Branch)
     value, refused = check(over_beneath(found, schema, Heights(layer)), schema, place)
     # A name without a value, because it was faulty, would look like a missing key, and fail the checks across keys.
     faults += [fault for fault in refused if not is_consequence(fault, binding.broken, flags_are_whole)]
@@ -169,7 +170,9 @@ def over_beneath(tree: Branch, schema: Any, heights: Heights) -> Branch:
     found = schema.beneath(plain(_without(tree, lower - {kind}))) or schema.beneath(plain(_without(tree, lower)))
     beneath = grow(found, Origin(DEFAULT))
     settled = {path for path, _ in leaves(beneath)}
-    return merge(beneath, _without(tree, lower & settled), lambda fault: None)
+    laid_over = merge(beneath, _without(tree, lower & settled), lambda fault: None)
+    assert isinstance(laid_over, Branch)
+    return laid_over
 
 
 def _without(tree: Branch, paths: set[KeyPath], place: KeyPath = ()) -> Branch:
@@ -186,6 +189,7 @@ def check(tree: Branch, schema: type[T], place: str) -> tuple[Any, list[Fault]]:
     """Return the schema's value for a tree, and what the schema refuses of it."""
     faults = truth_faults(tree, schema)
     whole = underlaid(tree, forms(schema))
+    assert isinstance(whole, Branch)
     known = {fault.key for fault in faults}
     try:
         return TypeAdapter(schema).validate_python(plain(whole)), faults

@@ -97,6 +97,7 @@ def flag_tree(flags: Sequence[Flag], schema: Any, report: Callable[[Fault], None
             report(Fault(flag.place, shown(flag.text), str(error)))
             continue
         tree = merge(tree, node, report)
+    assert isinstance(tree, Branch)
     return tree
 
 
@@ -141,7 +142,7 @@ def convert(text: str, fitting: frozenset[str]) -> Any:
         return word
     number = parse_number(text.strip())
     if number is not None and takes("int", "float"):
-        if isinstance(number, float) and number.is_integer() and "int" in fitting and "float" not in fitting:
+        if isinstance(number, float) and float(number).is_integer() and "int" in fitting and "float" not in fitting:
             return int(number)
         return number
     return text

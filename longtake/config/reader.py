@@ -59,7 +59,7 @@ def read_source(path: Path, report: Callable[[Fault], None]) -> Source:
 
 def read_text(path: Path) -> str:
     """Return the text of a file. Raises ConfigError for what hinders."""
-    place = shown_path(path)
+    place, data = shown_path(path), b""
     try:
         if path.suffix not in (".py", ".toml"):
             raise ValueError("the name of a configuration file must end in .py or .toml")
@@ -103,21 +103,22 @@ def read_statement(line: ast.stmt, source: Source, report: Callable[[Fault], Non
     if isinstance(line, ast.AnnAssign) and line.value is None:
         return
     targets = line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
+    value = line.value if isinstance(line, (ast.Assign, ast.AnnAssign)) else None
     names = [target.id for target in targets if isinstance(target, ast.Name)]
     try:
-        if not names or len(names) != len(targets):
+        if value is None or not names or len(names) != len(targets):
             evaluator.fault(line, "is not an assignment to a name", "write name = value")
         for name in names:
             if name == DELETE:
                 evaluator.fault(line, "stands alone", f"{DELETE}=True belongs inside the dict that replaces its base")
             if name != BASE:
-                source.statements.append(Statement(name, origin, expr=line.value))
+                source.statements.append(Statement(name, origin, expr=value))
                 continue
-            paths = evaluator.plain_value(line.value)
+            paths = evaluator.plain_value(value)
             try:
                 add_bases(paths, origin, source)
             except ValueError as error:
-                evaluator.fault(line.value, str(error))
+                evaluator.fault(value, str(error))
     except Stop:
         source.broken.update(names)
 

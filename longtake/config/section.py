@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from annotated_types import Le, Lt
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationInfo, field_validator, model_validator
@@ -41,6 +41,7 @@ class Section(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _within_bounds(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None
         bounded = any(isinstance(rule, (Le, Lt)) for rule in cls.model_fields[info.field_name].metadata)
         stack = [value]
         while stack:
@@ -83,7 +84,7 @@ class OpenSection(Section):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _as_its_kind(cls, value: Any, handler: ModelWrapValidatorHandler[Section]) -> Section:
+    def _as_its_kind(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Any:
         if not cls.is_open() or not isinstance(value, Mapping):
             return value if cls.is_open() and isinstance(value, cls) else handler(value)
         if "type" not in value:

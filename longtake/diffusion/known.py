@@ -50,10 +50,17 @@ Encode = Callable[[Sequence[int], Window], "Tensor"]
 class KnownLaw(Protocol):
     """Which places of samples are known, and what a denoiser sees of them."""
 
-    kinds: Mapping[str, str]  # kind -> what it makes known; the first makes nothing known
-    # What `drawn` is given, all of them choices, and `KNOWN_NOISE`; of the view where pixels are masked.
-    draws: Mapping[str, Draw]
-    needs_mask: frozenset[str]  # kinds that know nothing of a video to be generated but by a request's mask
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """Description of each kind by its name; the first makes nothing known."""
+
+    @property
+    def draws(self) -> Mapping[str, Draw]:
+        """Draws that `drawn` is given, all of them choices, and `KNOWN_NOISE`; of the view where pixels are masked."""
+
+    @property
+    def needs_mask(self) -> frozenset[str]:
+        """Kinds that know nothing of a video to be generated but by a request's mask."""
 
     def drawn(
         self, choices: Mapping[str, np.ndarray], weights: Mapping[str, float], latent: LatentShape, shape: PixelShape

@@ -229,7 +229,9 @@ class FunLaw:
         if not self.sizes.enable_bucket:
             return np.zeros(len(rows), np.int64)
         if self.sizes.random_ratio_crop:
-            weights = np.array(list(COGVIDEOX_FUN["_crop"].weights.values()), np.float64)
+            crop = COGVIDEOX_FUN["_crop"].weights
+            assert crop is not None
+            weights = np.array(list(crop.values()), np.float64)
             ends = np.cumsum(weights / weights.sum())[:-1]
             return np.searchsorted(ends, draw(rows, "ratio", 0, False), side="right")
         return closest_ratio(height, width, self._ratios, KIND_OF_LAW)

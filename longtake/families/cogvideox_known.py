@@ -180,7 +180,8 @@ def _around(window: Window, shape: PixelShape) -> Tensor:
 
 def _share(kind: str, num_frames: int) -> float:
     """Return the published share of a kind of masks, of clips or stills."""
-    return MASKS[kind][1 if num_frames > 1 else 2]
+    _, of_clips, of_stills = MASKS[kind]
+    return of_clips if num_frames > 1 else of_stills
 
 
 def _tensor(mask: np.ndarray) -> Tensor:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from longtake.contracts import UserError
 
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_NUMBERS = "clip", "reference", "start", "target", "length"  # of a `MaskGroup`, in the order of a text
 _FIELDS = (r"\s*\d+\s*", r"\s*\d*\s*", r"\s*[-+]?\d+\s*", r"\s*[-+]?\d+\s*", r"\s*\d+\s*", rf"\s*{_NUMBER}\s*")
 
 
@@ -63,7 +65,8 @@ def read_strategy(text: str) -> tuple[MaskGroup, ...]:
         ratio = float(fields[5]) if len(fields) == len(_FIELDS) else 0.0
         if ratio > 1:
             raise UserError(f"mask strategy {text!r}: an edit ratio of {ratio:g} is no share; choose 0 to 1")
-        groups.append(MaskGroup(*numbers, **({"edit_ratio": ratio} if ratio else {})))
+        written: dict[str, Any] = dict(zip(_NUMBERS, numbers, strict=False))
+        groups.append(MaskGroup(**written, edit_ratio=ratio))
     return tuple(groups)
 
 

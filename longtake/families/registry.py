@@ -52,7 +52,7 @@ def family_of(model: ModelSection) -> Family:
 
 def default_model() -> ModelSection:
     """Return the `model` section of a run that has none."""
-    return families()[0].model()
+    return families()[0].model.model_validate({})
 
 
 def family_of_tree(tree: Mapping[str, Any]) -> Family:
