@@ -27,7 +27,7 @@ _CACHE_BYTES = 20 * 10**9
 
 
 class Clips:
-    """What the tab's handlers do."""
+    """Handlers of the tab Data."""
 
     def __init__(self, roots: Roots):
         self.roots = roots
@@ -115,7 +115,7 @@ class Clips:
         return f"{changed:,} of {rows:,} captions changed in {source}" if changed else "no caption was changed"
 
     def lost(self) -> str:
-        """What runs and probes could not read, with the reasons."""
+        """Return the clips that runs and probes could not read, with the reasons."""
         rows, unread = [], []
         for path in (*(run / QUARANTINE_FILE for run in self.roots.runs()), *self.roots.files((".bad.csv",))):
             try:
@@ -154,7 +154,7 @@ def _captions(count: int) -> str:
 
 
 def build(roots: Roots) -> None:
-    """The tab."""
+    """Build the tab."""
     import gradio as gr
 
     clips = Clips(roots)

@@ -1,4 +1,4 @@
-"""Who gets in: this machine alone, or whoever has the token; and what a page may load: nothing from elsewhere."""
+"""Access to the pages: this machine alone, or whoever has the token; pages load nothing from elsewhere."""
 
 from __future__ import annotations
 

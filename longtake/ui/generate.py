@@ -87,7 +87,8 @@ def usual(model: str) -> dict[str, str]:
 
 
 def looked_at(words: list[str], roots: Roots, jobs: list[QueuedCommand]) -> tuple[GenerationSource, pages.Html]:
-    """What a command line asks for, checked as the command does it before a model is built, and what it will take."""
+    """Return the generation that a command line requests, checked as the command does before a model is built, and its
+    forecast."""
     from longtake.generate.checks import check_request
     from longtake.generate.requests import prompts_of
 
@@ -152,7 +153,7 @@ def _more_adapters(roots: Roots, text: str) -> dict[str, float]:
 
 
 def settings_of(source: GenerationSource) -> dict[str, Any]:
-    """All that decides a video, as it was resolved."""
+    """Return all settings that determine a video, as resolved."""
     config = source.config
     shown = {
         "model": str(source.checkpoint or config.model.from_pretrained or config.model.type),
@@ -173,7 +174,7 @@ def settings_of(source: GenerationSource) -> dict[str, Any]:
 
 
 def videos_of(job: QueuedCommand) -> list[tuple[Path, str]]:
-    """What a command has made, each with its seed."""
+    """Return the videos that a command has made, each with its seed."""
     folder, log = Path(job.about.get("folder", job.folder)), job.log()
     files = sorted(path for path in folder.rglob("*") if path.suffix in _SUFFIXES and path.with_suffix(".txt").exists())
     seeds = ((path, re.search(re.escape(str(path)) + r"\s+seed (\d+)", log)) for path in files)
@@ -198,7 +199,7 @@ def gallery(jobs: list[QueuedCommand]) -> str:
 
 
 class VideoForm:
-    """What the form's handlers do, apart from how it looks."""
+    """Handlers of the form, apart from its layout."""
 
     def __init__(self, roots: Roots, queue: Queue):
         self.roots, self.queue = roots, queue
@@ -236,7 +237,7 @@ class VideoForm:
         return self.queue.add("generate", words, about).name
 
     def usual(self, model: str) -> list[Any]:
-        """What the form's fields of size hold for a model."""
+        """Return the default values of the form's size fields for a model."""
         found = usual(self.roots.model(model)) if model else {}
         return [found.get(name) for name in _SAMPLING if name != "seed"]
 
@@ -280,7 +281,7 @@ class VideoForm:
 
 
 def build(roots: Roots, queue: Queue) -> None:
-    """The tab."""
+    """Build the tab."""
     import gradio as gr
 
     form = VideoForm(roots, queue)

@@ -27,7 +27,8 @@ _MOST_SECONDS = 600  # of a plan: the first with `compile` traces for minutes
 
 
 def words_of(form: Mapping[str, Any], roots: Roots) -> list[str]:
-    """What stands behind `longtake train` for a filled-in form. Raises `UserError` for what is missing or outside."""
+    """Return the arguments of `longtake train` for a filled-in form. Raises `UserError` for a field that is missing or
+    outside the page's folders."""
     clips = roots.path(form["clips"], "clips")
     if not _NAME.fullmatch(form["name"] or ""):
         raise UserError(f"name {form['name'] or ''!r}: give the run one of letters, digits, - and _, such as my_lora")
@@ -71,7 +72,7 @@ def _weights(text: str, roots: Roots) -> str:
 
 
 class Adapters:
-    """What the tab's handlers do."""
+    """Handlers of the tab LoRA."""
 
     def __init__(self, roots: Roots, queue: Queue):
         self.roots, self.queue = roots, queue
@@ -125,7 +126,7 @@ class Adapters:
 
 
 def build(roots: Roots, queue: Queue) -> None:
-    """The tab."""
+    """Build the tab."""
     import gradio as gr
 
     adapters = Adapters(roots, queue)

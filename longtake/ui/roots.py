@@ -100,7 +100,7 @@ class Roots:
         ]
 
     def model(self, text: str) -> str:
-        """What a generation starts from: a path inside a root, or a preset's name."""
+        """Return the start of a generation: a path inside a root, or a preset's name."""
         return text.strip() if self._is_preset(text) else str(self.path(text, "model"))
 
     def _is_preset(self, text: str) -> bool:
@@ -108,7 +108,7 @@ class Roots:
         return bool(words) and not Path(words).is_absolute() and find_preset(words, "inference") is not None
 
     def holds(self, path: Path) -> bool:
-        """Whether a resolved path lies inside."""
+        """Return whether a resolved path is inside a root."""
         return any(path.is_relative_to(root) for root in self.folders)
 
     def runs(self) -> list[Path]:
@@ -123,7 +123,7 @@ class Roots:
         return runs + [str(path) for path in files if not path.stem.startswith("adapter")]  # as peft names adapters
 
     def named(self, paths: Iterable[str | Path]) -> list[tuple[str, str]]:
-        """(what a list shows, path) pairs: a path inside a root without the root, a root as it was typed."""
+        """Return (label, path) pairs: the label is a path inside a root without the root, or a root as it was typed."""
         found = []
         for path in map(Path, paths):
             root = next((root for root in self.folders if path.is_relative_to(root)), None)

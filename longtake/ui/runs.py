@@ -28,7 +28,7 @@ _NO_RUN = '<div class="lt"><p class="said">No run here yet: put one on the queue
 
 
 class Runs:
-    """What the tab's handlers do."""
+    """Handlers of the tab Runs."""
 
     def __init__(self, roots: Roots, queue: Queue):
         self.roots, self.queue = roots, queue
@@ -129,7 +129,7 @@ class Runs:
         return [(f"{job.name} {job.state}: {job.command[:80]}", job.name) for job in found]
 
     def stamp(self, name: str) -> str:
-        """What changes when a run has made a step, or the list of runs or the queue is another."""
+        """Return a text that changes when a run has made steps, or the list of runs or the queue has changed."""
         try:
             made = int((self.roots.path(name) / METRICS_FILE).stat().st_mtime) // _SECONDS if name else 0
         except (UserError, OSError):
@@ -146,7 +146,7 @@ def _with_alarms(name: str, run: Path) -> str:
 
 
 def _alarms(run: Path) -> pages.Html:
-    """What `longtake watch` has raised alarm of: since when, why, what to do, and what to go back to."""
+    """Return the alarms that `longtake watch` has raised: since when, why, the fix, and the checkpoint to return to."""
     from longtake.watch.telling import read_alarms, way_back
 
     def shown(alarm: Alarm) -> pages.Html:
@@ -164,7 +164,7 @@ def _alarms(run: Path) -> pages.Html:
 
 
 def build(roots: Roots, queue: Queue) -> None:
-    """The tab."""
+    """Build the tab."""
     import gradio as gr
 
     runs = Runs(roots, queue)

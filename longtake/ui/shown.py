@@ -1,4 +1,4 @@
-"""What the tabs share: mistakes said in the page, parts of pages, and the state of a command."""
+"""Shared parts of the tabs: errors shown in the page, parts of pages, and the state of a command."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def frame(path: Path, place: str = "") -> str:
 
 
 def state(job: QueuedCommand) -> pages.Html:
-    """What a command is at: its progress, time and the end of its output."""
+    """Return the state of a command: its progress, time and the end of its output."""
     done = job.progress()
     head = pages.html(
         '<p><span class="state {}">{}</span> <b>{}</b> {} {}</p>',

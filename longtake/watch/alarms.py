@@ -29,7 +29,7 @@ _SAME = 0.1  # of the diversity before
 
 @dataclass(frozen=True)
 class Curves:
-    """What alarms are made of; steps ascend."""
+    """Curves that alarms are computed from; steps ascend."""
 
     losses: Points  # of training, those that are not finite included
     held_out: Points = ()

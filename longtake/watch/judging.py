@@ -1,4 +1,4 @@
-"""What a checkpoint shows: its held-out loss, its videos, their figures, and those of a command of the user's."""
+"""Evaluation of a checkpoint: its held-out loss, its videos, their figures, and those of a user's command."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Judge:
         self.validation: Validation = plan_validation(self.config, self.section)
 
     def close(self) -> None:
-        """Lets go of the model and of the processes that read clips."""
+        """Free the model, and end the processes that read clips."""
         self._open.close()
         self._system = self._held_out = None
         self.world.free_memory()
@@ -97,7 +97,7 @@ class Judge:
             yield line, videos
 
     def _build(self, checkpoint: Path) -> None:
-        """The model, with its encoders, and the clips that its loss is measured on."""
+        """Build the model, with its encoders, and open the clips that its loss is measured on."""
         source = resolve_source(str(checkpoint), ["--device", self.world.device.type])
         self._system = open_system(source, self.world, lambda line: None)  # which weights, each line says
         config, world = self.config, self.world
@@ -130,7 +130,8 @@ class Judge:
         return figures(seen, self._data)
 
     def _own_figures(self, folder: Path) -> dict[str, float]:
-        """What the user's command says of the videos in a folder; a complaint, and nothing, where it fails."""
+        """Return the figures that the user's command prints for the videos in a folder; if it fails, report it and
+        return none."""
         if self.command is None:
             return {}
         words = [*shlex.split(self.command), str(folder)]
@@ -192,7 +193,7 @@ def steps_saved(run: Path) -> list[int]:
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
-    """What has been noted of a run's checkpoints, in the order of steps."""
+    """Return the recorded figures of a run's checkpoints, in the order of steps."""
     path = run / FOLDER / LOSSES_FILE
     if not path.exists():
         return []

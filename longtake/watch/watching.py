@@ -131,7 +131,7 @@ class _Judges:
     last: Judge | None = None
 
     def of(self, one: _Watched, checkpoint: Path) -> Judge:
-        """That of a run, as its config is now. Raises `UserError` for a damaged checkpoint."""
+        """Return the judge of a run, as its config is now. Raises `UserError` for a damaged checkpoint."""
         if self.last is None or self.last.run != one.run or _changed(one.run) != one.changed:
             self.close()
             one.config, one.changed = _read(one.run, self.options), _changed(one.run)

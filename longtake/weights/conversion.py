@@ -154,7 +154,7 @@ class ConvertedWeights(Mapping[str, Tensor]):
 
 
 def differences(missing: Sequence[str], unknown: Sequence[str]) -> list[str]:
-    """What a file lacks and what it has beyond the model, one line each."""
+    """Return the tensors that a file lacks, and those that the model does not have, one line each."""
     faults = (("missing", missing), ("unknown", unknown))
     return [f"{what} {enumerated(names)}" for what, names in faults if names]
 

@@ -42,7 +42,7 @@ class WeightLayout:
 
     @property
     def header(self) -> dict[str, str]:
-        """What files say of it in their metadata, for names do not show it."""
+        """Metadata that files have, for the facts that tensor names do not show."""
         return {ROPE_KEY: self.rope}
 
 
@@ -61,7 +61,7 @@ class Form:
 
 
 def zeros_beyond(given: Tensor | None, shape: Shape) -> Tensor:
-    """What is given, followed by zeros along every dim that needs more."""
+    """Return the given tensor padded with zeros along every dim that needs more."""
     if given is None:
         return torch.zeros(shape)
     whole = given.new_zeros(shape)
@@ -70,7 +70,7 @@ def zeros_beyond(given: Tensor | None, shape: Shape) -> Tensor:
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name is like one of the patterns, in which `*` is anything."""
+    """Return whether a name matches one of the patterns, in which `*` is anything."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -89,11 +89,11 @@ class Growth:
     if_unknown: str = ""  # and where a file has them and the model does not
 
     def is_all_of(self, names: Collection[str]) -> bool:
-        """Whether these are the tensors, and no others."""
+        """Return whether these are the tensors, and no others."""
         return all(matches(n, self.tensors) for n in names) and all(fnfilter(names, like) for like in self.tensors)
 
     def allows(self, found: Shape, wanted: Shape) -> bool:
-        """Whether a tensor of the shape found can be made one of the shape wanted."""
+        """Return whether a tensor of the shape found can be made one of the shape wanted."""
         other = {i for i, (one, two) in enumerate(zip(found, wanted, strict=False)) if one != two}
         smaller = self.cut or all(found[i] < wanted[i] for i in other)
         return len(found) == len(wanted) and other <= set(self.dims) and smaller

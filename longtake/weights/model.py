@@ -87,7 +87,8 @@ class ModelWeights(Mapping[str, Tensor]):
 
     @property
     def unread_known(self) -> str | None:
-        """What the file lacks (as the growth's note says) without which nothing known of a sample was ever read."""
+        """Note on the growth that the file lacks and without which the model never read known values; None where it has
+        it."""
         return next((growth.note for growth in self._grown.values() if growth.reads_known), None)
 
     def _read(self, name: str) -> Tensor:

@@ -56,7 +56,7 @@ class PickledTensors:
         return self.Slice(self._tensors[name])
 
     class Slice:
-        """What of a tensor's data is not read for."""
+        """Shape of a tensor, without reading its data."""
 
         def __init__(self, tensor: Tensor) -> None:
             self._tensor = tensor

@@ -42,7 +42,8 @@ class ReferenceDenoiser:
 
 
 def cogvideox(config: Any, state: Mapping[str, Tensor], path: Path) -> ReferenceDenoiser:
-    """diffusers' CogVideoX, which reads the folder itself where `path` is one of diffusers; else filled with `state`.
+    """Build diffusers' CogVideoX, which reads the folder itself where `path` is one of diffusers; else filled with
+    `state`.
 
     At the model's own rows and columns CogVideoX-Fun's positions are those of diffusers. A learned table is compared
     at its own length, the only one at which diffusers uses it.
@@ -85,7 +86,7 @@ def cogvideox(config: Any, state: Mapping[str, Tensor], path: Path) -> Reference
 
 
 def mmdit(config: Any, state: Mapping[str, Tensor], path: Path) -> ReferenceDenoiser | None:
-    """diffusers' FLUX, at video positions; None where that class fixes what the config says otherwise.
+    """Build diffusers' FLUX, at video positions; None where that class fixes what the config sets otherwise.
 
     Known frames enter through a wider first layer: `img_in` and `cond_in` are one matrix of both inputs.
     """
@@ -138,7 +139,7 @@ def mmdit(config: Any, state: Mapping[str, Tensor], path: Path) -> ReferenceDeno
 
 
 def wan(config: Any, state: Mapping[str, Tensor], path: Path) -> ReferenceDenoiser | None:
-    """diffusers' Wan with the same weights. Text is filled up to `text_len` rows, as its pipeline does."""
+    """Build diffusers' Wan with the same weights. Text is padded to `text_len` rows, as its pipeline does."""
     from diffusers import WanTransformer3DModel
 
     if config.image_dim is not None and config.text_len != 512:
