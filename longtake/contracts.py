@@ -276,7 +276,7 @@ class Conditions(Mapping[str, "Tensor"]):
         masks: Mapping[str, Tensor] = MappingProxyType({}),
         **named: Tensor | None,
     ) -> None:
-        """By name, in either way; None: there is no such condition."""
+        """Collect tensors by name, in either way; None: there is no such condition."""
         self._tensors = {name: tensor for name, tensor in {**tensors, **named}.items() if tensor is not None}
         self.masks = dict(masks)
 

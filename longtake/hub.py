@@ -80,8 +80,8 @@ class PublishedHome:
 
 
 def published_home(local: Path) -> PublishedHome | None:
-    """Where the file or folder of a local path is published, by its name or that of a folder around it; None where
-    that is not known."""
+    """Return the hub repository and files of a local path that is published, by its name or that of a folder around
+    it; None where that is not known."""
     for place in (local, *local.parents):
         if (repository := PUBLISHED.get(place.name)) is None:
             continue

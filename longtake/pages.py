@@ -294,7 +294,7 @@ def _even_ticks(low: float, high: float, whole: bool = False) -> list[float]:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """As people write it, whole above 1,000: `1,234,567`, `3,412`, `0.3`, `0.00021`, `5e-7`."""
+    """Format a number for people, whole above 1,000: `1,234,567`, `3,412`, `0.3`, `0.00021`, `5e-7`."""
     if not math.isfinite(value):
         return "–" if math.isnan(value) else "∞" if value > 0 else "-∞"
     if value == round(value) or abs(value) >= 1000:

@@ -40,7 +40,7 @@ def physical_bytes() -> int:
 
 
 def restarts() -> int:
-    """How often this job has been started again, by torchrun, by Slurm or by `longtake launch`."""
+    """Return how often this job has been restarted, by torchrun, by Slurm or by `longtake launch`."""
     return sum(int(os.environ.get(name, "0")) for name in ("TORCHELASTIC_RESTART_COUNT", RESTARTS))
 
 
@@ -70,7 +70,8 @@ def born_deaf() -> Iterator[None]:
 
 @contextmanager
 def taken_signals(numbers: Collection[int], take: Callable[[int], object], once: bool = True) -> Iterator[None]:
-    """Inside, these signals go to `take` in place of where they went before; `once`: a second of the same goes there.
+    """Send these signals to `take`, inside the context, instead of their previous handlers; `once`: a second of the
+    same goes to the previous one.
 
     Python lets the main thread alone take signals: in another one nothing changes.
     """

@@ -219,7 +219,7 @@ class Numbers(Protocol):
         """Return a number in [0, 1)."""
 
     def bits(self, shape: tuple[int, ...]) -> np.ndarray:
-        """As many even chances, bool."""
+        """Return as many fair coin tosses, bool."""
 
     def some(self, count: int, of: int) -> Sequence[int]:
         """Different ones of 0 .. of - 1, in any order."""

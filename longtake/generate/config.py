@@ -88,7 +88,7 @@ class GenerateConfig(SystemConfig):
 
     @property
     def kind(self) -> str:
-        """Which frames are known of videos that have a reference."""
+        """Conditioning kind of videos that have a reference: the frames that are known."""
         return (self.kind_of_first_frame or "") if self.use_t2i2v else self.cond_type
 
     @property

@@ -46,7 +46,7 @@ def suffix_of(prompt: Prompt, config: GenerateConfig) -> str:
 
 @contextmanager
 def adapter_strength(models: Sequence[nn.Module], prompt: Prompt) -> Iterator[None]:
-    """Inside, the models' adapters have the strength that a prompt's row says, if any."""
+    """Set the models' adapters to the strength in a prompt's row, if any, inside the context."""
     wanted = _options(prompt).get("lora_strength")
     every = (layer for model in models for layer in model.modules()) if wanted is not None else ()
     layers = [layer for layer in every if isinstance(layer, LoraLinear)]

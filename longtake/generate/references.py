@@ -90,7 +90,7 @@ def pieces_of(window: Window, paths: Sequence[str]) -> list[tuple[slice, Window,
 
 
 def frame_numbers(path: str, window: Window, config: GenerateConfig, taker: str = "") -> np.ndarray:
-    """Which frames of a file a window takes, int64 [T]: the first ones, or the last.
+    """Return the frames of a file that a window takes, int64 [T]: the first ones, or the last.
 
     Several frames are sampled at the model's rate, `fps_save`, nearest in time, so that motion keeps its speed; under
     the quirk `reference_rate` they are consecutive frames of the file. A still stands in every frame of a window that
@@ -116,8 +116,8 @@ def frame_numbers(path: str, window: Window, config: GenerateConfig, taker: str 
 
 
 def frames_of(path: str, config: GenerateConfig) -> float:
-    """How many frames a reference has at the model's rate, of which `frame_numbers` takes the first or the last;
-    infinity where it cannot be read."""
+    """Return the number of frames of a reference at the model's rate, of which `frame_numbers` takes the first or the
+    last; infinity where it cannot be read."""
     if is_still(path):
         return 1
     try:
@@ -128,7 +128,7 @@ def frames_of(path: str, config: GenerateConfig) -> float:
 
 
 def _step(fps: float, config: GenerateConfig) -> float:
-    """How many frames of a video at this rate stand for one at the model's."""
+    """Return the number of frames of a video at this rate per frame at the model's."""
     if "reference_rate" in config.quirks or not math.isfinite(fps) or fps <= 0:
         return 1.0
     ratio = fps / config.fps_save

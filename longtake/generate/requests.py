@@ -177,7 +177,7 @@ def refs_of(prompt: Prompt, config: GenerateConfig) -> tuple[str, ...]:
 
 
 def kind_of(prompt: Prompt, config: GenerateConfig) -> str:
-    """Which frames are known of a prompt's first clip."""
+    """Return the conditioning kind of a prompt's first clip."""
     return config.kind if prompt.kind is None else prompt.kind
 
 

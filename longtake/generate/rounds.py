@@ -49,7 +49,7 @@ def rounds(count: int, ranks: int, degrees: Sequence[int]) -> Iterator[tuple[ran
 
 
 def degrees_of(config: GenerateConfig, mesh: Mesh) -> list[int]:
-    """How many sequence peers of a mesh may make a video together: as many as the config says, else any number."""
+    """Return the sequence degrees at which ranks of a mesh may make a video together: the config's, else any."""
     return [mesh.sequence] if says_degrees(config) else divisors(mesh.sequence)
 
 

@@ -142,7 +142,7 @@ def attend_backward(
 
 @contextmanager
 def flash_attention_restored() -> Iterator[None]:
-    """Inside, kernels are tried; after it PyTorch's flash attention is what it was, FlashAttention-2 or 3."""
+    """Restore PyTorch's flash attention, FlashAttention-2 or 3, after the context, in which kernels are tried."""
     before = current_flash_attention_impl()
     try:
         yield

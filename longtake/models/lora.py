@@ -180,7 +180,7 @@ def _names_layer(target: str, name: str) -> bool:
 
 
 def adapt(model: nn.Module, sizes: Mapping[str, AdapterSize], base: str, dtype: torch.dtype) -> None:
-    """Freezes `model` in `dtype`, in place, and gives the layers of `sizes` adapters. Call it on the meta device first.
+    """Freeze `model` in `dtype`, in place, and add adapters to the layers of `sizes`. Call it on the meta device first.
 
     `base`: "dense", or how the linear weights of the blocks are stored. Raises `UserError` for a width that has no such
     storage.

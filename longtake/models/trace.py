@@ -100,7 +100,7 @@ class Trace(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, nothing new is counted; this is the innermost mode there."""
+        """Pause counting inside the context; this must be the innermost mode there."""
         self.__exit__(None, None, None)
         try:
             yield

@@ -42,13 +42,13 @@ def _dot(x, y, like):
 
 @triton.jit
 def _first(matrices, tile, K: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr):
-    """Where a tile [K, TILE] of W1 is."""
+    """Return pointers to a tile [K, TILE] of W1."""
     return matrices + tile * TILE + tl.arange(0, K)[:, None] * M + tl.arange(0, TILE)[None, :]
 
 
 @triton.jit
 def _last(matrices, tile, K: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr):
-    """Where a tile [TILE, K] of W2 is."""
+    """Return pointers to a tile [TILE, K] of W2."""
     return matrices + K * M + tile * TILE * K + tl.arange(0, TILE)[:, None] * K + tl.arange(0, K)[None, :]
 
 
@@ -151,7 +151,7 @@ def learn(
     MINI_BATCH: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
-    """Carries the matrices of `running` [B, N, P] on through a segment and leaves the networks before and after each
+    """Carry the matrices of `running` [B, N, P] through a segment and store the networks before and after each
     mini-batch in `nets` [steps + 1, X, matrices] and `biases` [steps + 1, X, M + K], whose first rows are there."""
     program = tl.program_id(0).to(tl.int64)
     matrices: tl.constexpr = K * M + TILES * TILE * K
@@ -301,7 +301,7 @@ def learn_backward(
     MINI_BATCH: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, M: tl.constexpr, TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
-    """Carries the gradient of networks, `later` [B, N, P], back through a segment, in place; adds the gradients that
+    """Carry the gradient of networks, `later` [B, N, P], back through a segment, in place; add the gradients that
     queries gave each network, `net_grads`, on the way, and those of the norm to `norm_grads` [steps, X, 2, K].
 
     Names are those of `ttt_chunked._learn_backward`; a gradient is `d_name` in memory and `name_grad` in registers.

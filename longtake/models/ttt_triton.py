@@ -25,7 +25,7 @@ def forward(
     q: Tensor, k: Tensor, target: Tensor, rate: Tensor, gamma: Tensor, beta: Tensor, state: Tensor, hidden: int,
     mini_batch: int, segment: int, keep: bool, eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As `ttt_chunked.forward`."""
+    """Compute `ttt_chunked.forward` with Triton kernels."""
     q, k, target, rate, gamma, beta = (tensor.contiguous() for tensor in (q, k, target, rate, gamma, beta))
     launch = _SegmentLauncher(q, hidden, mini_batch, segment, eps)
     out = torch.empty_like(q)
@@ -43,7 +43,7 @@ def backward(
     grad: Tensor, q: Tensor, k: Tensor, target: Tensor, rate: Tensor, gamma: Tensor, beta: Tensor, kept: Tensor,
     hidden: int, mini_batch: int, segment: int, eps: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """As `ttt_chunked.backward`."""
+    """Compute `ttt_chunked.backward` with Triton kernels."""
     q, k, target, rate, gamma, beta, grad = (tensor.contiguous() for tensor in (q, k, target, rate, gamma, beta, grad))
     launch = _SegmentLauncher(q, hidden, mini_batch, segment, eps)
     grads = [torch.empty_like(tensor) for tensor in (q, k, target, rate)]
@@ -92,7 +92,7 @@ class _SegmentLauncher:
     def learn(
         self, number: int, k: Tensor, target: Tensor, rate: Tensor, gamma: Tensor, beta: Tensor, running: Tensor
     ) -> None:
-        """Carries packed networks [B, N, P] through a segment, in place, and leaves copies in `nets` and `biases`."""
+        """Carry packed networks [B, N, P] through a segment, in place, and store copies in `nets` and `biases`."""
         self.nets[0].copy_(running[..., : self.matrices])
         self.biases[0].copy_(running[..., self.matrices :])
         self(kernels.learn, number, k, target, rate, gamma, beta, running, self.nets, self.biases)

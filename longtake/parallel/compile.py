@@ -167,8 +167,8 @@ def recompute_and_compile(
     compiler: BlockCompiler | None = None,
     store: BlockStore | None = None,
 ) -> None:
-    """Compiles all blocks of a model, recomputes the first `counts[i]` of its i-th list at the current level, and
-    offloads what these save to `store`. Call it after `cut_model`, whose result is `cut`, and before `shard_model`."""
+    """Compile all blocks of a model, recompute the first `counts[i]` of its i-th list at the current level, and offload
+    what these save to `store`. Call it after `cut_model`, whose result is `cut`, and before `shard_model`."""
     if compiler is not None:
         compiler.prepare(model, cut)
     tensor = 1 if cut is None else cut.peers.tensor
@@ -231,7 +231,7 @@ def keep_exchanges_in_order() -> None:
 
 
 def compile_layers(layers: Sequence[nn.Module]) -> None:
-    """Compiles layers of one class, in place, when they first run: alike for all sizes but for one sample or more, one
+    """Compile layers of one class, in place, when they first run: alike for all sizes but for one sample or more, one
     frame or more, square or not."""
     prepare_compiler(8 * len(layers))
     for layer in layers:

@@ -29,7 +29,7 @@ def frozen_mesh(world: World) -> DeviceMesh:
 
 
 def shard_frozen(module: nn.Module, units: Sequence[nn.Module], mesh: DeviceMesh) -> None:
-    """Shards `module` over the ranks of `mesh` (FSDP2, unit by unit), in place.
+    """Shard `module` over the ranks of `mesh` (FSDP2, unit by unit), in place.
 
     Call it on the meta device, then `fill_frozen`. Each forward gathers weights, so all ranks of `mesh` must call the
     module equally often.
@@ -53,7 +53,7 @@ class SynchronisedCalls:
         self._group, self._device = mesh.get_group(), mesh.device_type
 
     def begin(self) -> None:
-        """Announces one call."""
+        """Announce one call."""
         self._busy(1)
 
     def finish(self, stand_in: Callable[[], object]) -> None:
@@ -62,7 +62,7 @@ class SynchronisedCalls:
             stand_in()
 
     def _busy(self, own: int) -> int:
-        """How many ranks have a call to make."""
+        """Return the number of ranks that have a call to make."""
         count = torch.tensor(own, device=self._device)
         dist.all_reduce(count, group=self._group)
         return int(count)
@@ -70,7 +70,7 @@ class SynchronisedCalls:
 
 @torch.no_grad()
 def fill_frozen(module: nn.Module, weights: Mapping[str, Tensor], device: torch.device) -> None:
-    """Materialises a module built on the meta device, sharded or not, and copies its weights into it.
+    """Materialise a module built on the meta device, sharded or not, and copy its weights into it.
 
     `weights` holds a tensor for each name of `module.state_dict()`, of any dtype, read one at a time. Buffers that are
     no part of the state are left empty.

@@ -31,7 +31,7 @@ def tune_host(threads: int | None) -> None:
 
 
 def lay_out(sizes: Sequence[int]) -> tuple[list[slice], int]:
-    """Places tensors of these sizes in one contiguous buffer: the range of each, and the buffer's bytes."""
+    """Lay out tensors of these sizes in one contiguous buffer: the range of each, and the buffer's bytes."""
     places, total = [], 0
     for size in sizes:
         places.append(slice(total, total + size))
@@ -55,7 +55,7 @@ def host_memory(num_bytes: int, device: torch.device, owner: object = None, zero
 
 
 def pin(memory: Tensor) -> bool:
-    """Pins a buffer until `unpin`; returns whether CUDA allows it. PyTorch's own pinning rounds up to a power of 2."""
+    """Pin a buffer until `unpin`; return whether CUDA allows it. PyTorch's own pinning rounds up to a power of 2."""
     if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
         return True
     with suppress(RuntimeError):  # clears CUDA's error state, which the next kernel would report
@@ -65,7 +65,7 @@ def pin(memory: Tensor) -> bool:
 
 
 def unpin(place: int) -> None:
-    """Unpins memory at this address."""
+    """Unpin memory at this address."""
     torch.cuda.cudart().cudaHostUnregister(place)
 
 
@@ -116,7 +116,7 @@ class CopyStreams:
             torch.cuda.current_stream(self._device).wait_event(self._filled[place])
 
     def release(self, place: int) -> None:
-        """Releases a place once the current stream has finished with it."""
+        """Release a buffer once the current stream has finished with it."""
         if self._to_device is not None:
             self._freed[place] = torch.cuda.current_stream(self._device).record_event()
 

@@ -92,7 +92,7 @@ class Mesh:
 
     @property
     def data_rank(self) -> int:
-        """Which of them this rank belongs to."""
+        """Index of the data rank that this rank belongs to."""
         return self.rank // self.num_peers
 
     @property
@@ -155,8 +155,8 @@ class Mesh:
             )
 
     def subgroup_place(self, sequence: int) -> tuple[int, int]:
-        """Which of the `self.sequence / sequence` subgroups of its data rank this rank belongs to at a smaller
-        sequence degree, and its place among those `sequence * tensor` ranks."""
+        """Return which of the `self.sequence / sequence` subgroups of its data rank this rank belongs to at a smaller
+        sequence degree, and its index among those `sequence * tensor` ranks."""
         return divmod(self.peer_index, sequence * self.tensor)
 
     def subgroup(self, sequence: int, backend: str | None = None) -> dist.ProcessGroup | None:
@@ -205,7 +205,7 @@ class Mesh:
 
 
 def ulysses_degree(attention: str, sequence: int, heads: int) -> int:
-    """How many of `sequence` peers share `heads` heads by Ulysses; groups of so many form a ring."""
+    """Return the number of `sequence` ranks that share `heads` heads by Ulysses; groups of so many form a ring."""
     return 1 if attention == "ring" else math.gcd(sequence, heads)
 
 

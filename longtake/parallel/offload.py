@@ -59,7 +59,7 @@ class BlockStore:
         return torch.autograd.graph.saved_tensors_hooks(put, back)
 
     def keep(self, tensor: Tensor) -> Tensor | _StoredTensor:
-        """Offloads what the block that runs now has made and keeps, where it is large; `back` gives it."""
+        """Offload a tensor that the running block has made and saves, where it is large; `back` returns it."""
         call = self._now and self._now()
         dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
         if call is None or not dense or tensor.nbytes < self._least_bytes:
@@ -127,7 +127,7 @@ def _run_offloaded(forward: Callable[..., Any], store: BlockStore, block: nn.Mod
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Those that a block is called with, in tuples and dataclasses too."""
+    """Yield the tensors that a block is called with, in tuples, lists and dataclasses too."""
     if isinstance(value, Tensor):
         yield value
     elif is_dataclass(value):
@@ -169,7 +169,7 @@ class Room:
         return start
 
     def give_back(self, offset: int) -> None:
-        """Frees the range at this offset."""
+        """Free the range at this offset."""
         del self._taken[offset]
 
 
@@ -191,7 +191,7 @@ class _StoredTensor:
         streams.to_host(place, host, tensor)
 
     def leave(self) -> None:
-        """Frees the device's copy."""
+        """Free the device's copy."""
         self._wait()
         self._here = None
 

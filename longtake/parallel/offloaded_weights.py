@@ -49,7 +49,7 @@ class OffloadedTensors:
         self.on_device = True
 
     def offload(self) -> None:
-        """Frees the device's memory, after all computation queued before."""
+        """Free the device's memory, after all computation queued before."""
         if not self.on_device:
             return
         for storage in self._storages:
@@ -78,7 +78,8 @@ class OffloadedWeights(OffloadedTensors):
 
 @contextmanager
 def offloaded(tensors: OffloadedTensors) -> Iterator[OffloadedTensors]:
-    """Inside, they are offloaded, or come and go; after it they are on the device for good, bit by bit as before."""
+    """Load the tensors, which may be offloaded inside the context, back to the device at its end, bit by bit as
+    before."""
     try:
         yield tensors
     finally:

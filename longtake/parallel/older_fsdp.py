@@ -22,8 +22,8 @@ def mend_fsdp() -> None:
 
 
 def _take_integers() -> None:
-    """Shards quantized frozen weights: 2.11 takes every shard for one that trains, which integers cannot, and gathers
-    it in the compute dtype, in which codes are none any more."""
+    """Shard quantized frozen weights: 2.11 takes every shard for one that trains, which integers cannot, and gathers it
+    in the compute dtype, which destroys the codes."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
@@ -40,8 +40,8 @@ def _take_integers() -> None:
 
 
 def _free_reduced() -> None:
-    """Frees what a block's gradients were reduced from before the next block's are laid together: in 2.12 a local name
-    of the loop that waits for it holds it until these are reduced too."""
+    """Free the input of a block's gradient reduction before the next block's are laid together: in 2.12 a local name of
+    the loop that waits for it holds it until these are reduced too."""
     from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
     post_backward = FSDPParamGroup.post_backward

@@ -110,7 +110,8 @@ class _Ring(torch.autograd.Function):
 
 
 def _named(compute: Callable[..., Any], *args: Any) -> Any:
-    """As the operator calls it: last come lengths of each of several sequences, a group's name, and a backend."""
+    """Call `compute` with the operator's arguments: last come lengths of each of several sequences, a group's name, and
+    a backend."""
     *tensors, lengths, group, backend = args
     return compute(*tensors, summed(lengths), group_of(group), backend)
 

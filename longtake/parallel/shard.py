@@ -49,7 +49,7 @@ def cut_among(model: nn.Module, peers: TokenPeers, like: TokenCut | None = None)
 
 
 def shard_model(model: nn.Module, mesh: Mesh, compute_dtype: torch.dtype) -> None:
-    """Shards each repeated block and the rest of `model` in place (FSDP2; HSDP where the mesh replicates).
+    """Shard each repeated block and the rest of `model` in place (FSDP2; HSDP where the mesh replicates).
 
     Blocks of less than `UNIT_PARAMETERS` are gathered with the rest: a gather of their own costs too much time for the
     memory it saves. The last block and the rest stay gathered until their backward, which begins with them. Frozen
@@ -97,7 +97,7 @@ def stay_whole(parameter: nn.Parameter, mesh: Mesh) -> bool:
 
 
 def _free_without_backward(last: list[nn.Module], model: nn.Module, *_: Any) -> None:
-    """Frees after a forward without gradients what otherwise stays gathered until the backward."""
+    """Free, after a forward without gradients, weights that otherwise stay gathered until the backward."""
     if not torch.is_grad_enabled():
         for module in (*last, model):
             module.reshard()
@@ -127,7 +127,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def initialise_sharded(model: nn.Module, device: torch.device, seed: int, given: Collection[str] = frozenset()) -> None:
-    """Materialises a model built on the meta device with its initial values; `given`: parameters that the caller fills.
+    """Materialise a model built on the meta device with its initial values; `given`: parameters that the caller fills.
 
     Each parameter is drawn whole on `device` from (seed, its name) and only this rank's part is kept, so the values are
     the same on every mesh. (With FSDP2's own initialisation each shard would hold the same numbers.)

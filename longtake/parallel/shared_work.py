@@ -85,7 +85,7 @@ class RowShare:
 
 
 def deal(costs: Sequence[int], ranks: int) -> list[int]:
-    """Which rank computes each tile: the most expensive first, each to the least loaded rank."""
+    """Return the rank that computes each tile: the most expensive first, each to the least loaded rank."""
     load, owners = [0] * ranks, [0] * len(costs)
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
         owners[i] = load.index(min(load))

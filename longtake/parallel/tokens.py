@@ -86,7 +86,7 @@ class TokenCut:
 
     @contextmanager
     def as_compiled(self) -> Iterator[None]:
-        """Inside, code has the lengths of this forward as compiled code has them."""
+        """Provide the lengths of this forward, inside the context, in the form that compiled code takes."""
         for name in self._now.whole:
             self._find_numbers(name)
         self._compiled = True

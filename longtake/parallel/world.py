@@ -100,7 +100,7 @@ class World:
             dist.barrier()
 
     def free_memory(self) -> None:
-        """Frees the device memory of deleted models, which hold reference cycles."""
+        """Free the device memory of deleted models, which hold reference cycles."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -43,7 +43,7 @@ def _most(spare: Callable[[int], float], most: int) -> int:
 
 
 def longest_seconds(work: Work, layout: Layout, machine: Machine, largest: Mapping[Bucket, int]) -> float:
-    """How long a micro-batch may take: as long as the entry of most tokens takes at its largest batch.
+    """Return the longest time for a micro-batch, in seconds: that of the entry of most tokens at its largest batch.
 
     A step waits for its slowest rank, so others gain nothing from a larger batch that takes longer, and this one
     cannot be given a larger one.

@@ -72,8 +72,8 @@ class _BlockTrace(Trace):
 
 
 def _edge(tensor: Tensor) -> GradientEdge | None:
-    """Where the tensor's gradient will be computed, which keeps the graph behind it; a node alone does not where an
-    operator of ours made the tensor. None without a gradient."""
+    """Return the edge at which the tensor's gradient will be computed, which keeps the graph before it alive; a node
+    alone does not where a custom operator made the tensor. None without a gradient."""
     return get_gradient_edge(tensor) if tensor.requires_grad else None
 
 
@@ -133,7 +133,8 @@ class TracedBlocks:
         return Noised(x, t, target, weight), meta_conditions(config, latent, self._text_tokens, batch)
 
     def _find_handed(self) -> dict[str, set[int]]:
-        """Which inputs of each kind of block, by their place, come from the block before; the others all share."""
+        """Return the inputs of each kind of block, by position, that come from the previous block; all blocks share the
+        others."""
         seen: dict[str, list[list[int]]] = {kind: [] for kind in self._blocks}
 
         def see(kind: str, *args: Any, **named: Any) -> Any:

@@ -52,7 +52,7 @@ class Pass(NamedTuple):
     launches: float  # kernels that the host starts
 
     def plus(self, other: Pass, times: float = 1) -> Pass:
-        """Both, the other so many times."""
+        """Return the sum of both, the other so many times."""
         return Pass(*(one + times * more for one, more in zip(self, other, strict=True)))
 
     @property

@@ -51,7 +51,7 @@ class Failures:
 
 
 def forecast_failures(plan: RunPlan) -> Failures:
-    """Those of a planned run."""
+    """Forecast the failures of a planned run."""
     machine, layout, weights = plan.machine, plan.layout, plan.weights
     nodes = max(1, layout.gpus // machine.gpus_per_node)
     a_weight = layout.upkeep.master_bytes + layout.upkeep.moments_bytes + FP32 * layout.ema

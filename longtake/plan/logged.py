@@ -74,7 +74,7 @@ def as_logged(plan: RunPlan, logged: Logged) -> RunPlan:
 
 
 def logged_words(logged: Logged) -> str:
-    """How far off the forecast is, in words."""
+    """Describe the error of the forecast."""
     entries = ", ".join(f"{name}/{frames}f {ratio:.2f}" for (name, frames), ratio in logged.entries.items())
     return (
         f"measured: {logged.steps:,} {logged.said} took {logged.middle:.2f} times the forecast of their buckets "

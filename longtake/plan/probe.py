@@ -68,7 +68,7 @@ MakeUpdate = Callable[[nn.Module], Callable[[], None]]
 
 
 def probe_entries(plan: RunPlan, measure: Measure, memory_known: bool = True) -> tuple[Probed, ...]:
-    """Measures the entries that train, beginning at the batch sizes that the plan suggests. Where the device does not
+    """Measure the entries that train, beginning at the batch sizes that the plan suggests. Where the device does not
     tell its memory, those of the run are all that is measured, but under a target of seconds."""
     work, layout, limit = plan.work, plan.layout.least, None
     if plan.target_seconds is not None:
@@ -260,8 +260,8 @@ class ProbeStep:
         return clock(self.world.device)
 
     def _rebuild(self) -> None:
-        """Begins anew with the memory that was there at first: sharded weights that a backward was broken off over
-        would have no gradients from then on."""
+        """Start again with the memory that was free at first: sharded weights that a backward was broken off over would
+        have no gradients from then on."""
         del self.system, self.peers, self._update, self._idle_updates
         self.world.free_memory()
         self._build()

@@ -88,7 +88,7 @@ def gib(number: float) -> str:
 
 
 def pace(slower: float) -> str:
-    """How much slower, in words."""
+    """Describe how much slower it is."""
     share = round(100 * slower)
     return "as fast" if share == 0 else f"{abs(share)} % {'slower' if share > 0 else 'faster'} a GPU"
 

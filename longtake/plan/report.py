@@ -174,7 +174,7 @@ def _seconds_of_one(plan: RunPlan, entry: EntryPlan, probed: Sequence[Probed]) -
 
 
 def layout_words(plan: RunPlan) -> str:
-    """How the model is laid out, in one line."""
+    """Describe the model's layout in one line."""
     layout, work = plan.layout, plan.work
     degrees = ("replicate", "shard", "sequence", "tensor")
     parts = [f"{name} {getattr(layout, name)}" for name in degrees if getattr(layout, name) > 1]

@@ -44,7 +44,7 @@ class EntryPlan:
 
     @property
     def name(self) -> str:
-        """As in `bucket_config`: resolution and frames."""
+        """Name as in `bucket_config`: resolution and frames."""
         return f"{self.bucket.resolution}/{self.bucket.num_frames}f"
 
     @property
@@ -130,7 +130,7 @@ class RunPlan:
 
 
 def plan_run(config: RunConfig, gpus: int, machine: Machine, target_seconds: float | None = None) -> RunPlan:
-    """Forecasts memory, time and use of data of a run on `gpus` GPUs. `target_seconds`: that a step may take at the
+    """Forecast memory, time and use of data of a run on `gpus` GPUs. `target_seconds`: that a step may take at the
     batch sizes which are suggested. Raises `UserError` for one where batch sizes are not those of a `bucket_config`."""
     work = read_work(config, min(gpus, machine.gpus_per_node))
     if target_seconds is not None and work.rule.place != "bucket_config":

@@ -128,7 +128,7 @@ def _requests(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[tuple[G
 
 
 def _degrees(config: GenerateConfig, gpus: int) -> tuple[list[int], int]:
-    """How many sequence peers may make a batch together, and the tensor peers of each."""
+    """Return the sequence degrees at which ranks may make a batch together, and the tensor degree."""
     *_, sequence, tensor = resolve_degrees(config.parallel, gpus)
     kind, found = denoiser_class(config.model), []
 

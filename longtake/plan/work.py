@@ -247,8 +247,8 @@ def _read_upkeep(config: RunConfig) -> Upkeep:
 
 
 def read_layout(config: RunConfig, gpus: int, gpus_per_node: int, device: str = "cuda") -> Layout:
-    """How the config cuts its model over `gpus` GPUs, or devices of another type. Raises `UserError` where it does not
-    divide."""
+    """Return the layout of the config's model over `gpus` GPUs, or devices of another type. Raises `UserError` where it
+    does not divide."""
     if gpus > gpus_per_node and gpus % gpus_per_node:
         raise UserError(
             f"--gpus {gpus}: does not fill nodes of {gpus_per_node} GPUs; choose a multiple of {gpus_per_node}, or set "

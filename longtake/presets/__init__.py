@@ -77,7 +77,7 @@ def presets() -> Iterator[Preset]:
 
 
 def preset_gpus(path: str) -> tuple[int, str] | None:
-    """How many GPUs, and of which kind, the forecast of the preset in this file is for; None for other files."""
+    """Return the number and kind of GPUs that the forecast of the preset in this file is for; None for other files."""
     found = next((one.gpus for one in presets() if one.path == Path(path)), "")
     count, _, kind = found.partition(" x ")
     return (int(count), kind) if found else None

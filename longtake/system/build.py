@@ -144,8 +144,8 @@ class System:
 
     @contextmanager
     def denoising(self) -> Iterator[None]:
-        """Inside, the denoiser's weights are on the device, or those of the second where that works (`at`); an inner
-        one is the outer one's."""
+        """Hold the denoiser's weights on the device inside the context, or those of the second where it is in use
+        (`at`); a nested context is the outer one."""
         offloaded = [one.offloaded_weights for one in self.experts if one.offloaded_weights is not None]
         if not offloaded or any(weights.on_device for weights in offloaded):
             yield
@@ -170,7 +170,7 @@ class System:
 
     @property
     def latent(self) -> LatentShape:
-        """How pixels map to latents."""
+        """Mapping of pixels to latents."""
         return self.facts.latent
 
     def known_conditions(self, known: Known) -> Mapping[str, Tensor]:

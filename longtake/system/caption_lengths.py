@@ -25,7 +25,8 @@ _SHOWN_LETTERS = 200  # of the words that a prompt loses
 
 
 def open_counts(config: SystemConfig) -> CaptionCounts:
-    """By section of the config what counts a text encoder's tokens; None where its files are not on this machine."""
+    """Open the token counter of each text encoder, by section of the config; None where its files are not on this
+    machine."""
     found: dict[str, TextEncoder | CaptionTokens | WordTokens | None] = {}
     for text in config.family.texts:
         section = getattr(config, text.section)

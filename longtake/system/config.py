@@ -152,8 +152,8 @@ class SystemConfig(EncodersConfig):
 
     @classmethod
     def beneath(cls, written: Mapping[str, Any]) -> dict[str, Any]:
-        """Where `model.from_pretrained` is the folder of a whole published model, that folder says what it is: keys
-        that are not written, of sections that name no other kind and no weights of their own."""
+        """Return the defaults that the folder of a whole published model, as `model.from_pretrained`, sets: keys that
+        are not written, of sections that name no other kind and no weights of their own."""
         if (found := published_sections(written)) is None:
             return {}
         kind, sections = found

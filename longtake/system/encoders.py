@@ -105,7 +105,7 @@ class Encoders:
         return embeds_ahead([one.config for one in found if isinstance(one, LearnedTextEncoder)])
 
     def embed_ahead(self, texts: Sequence[Caption]) -> None:
-        """Embeds captions that `embed` will be asked for, in one pass; it finds them until the next call."""
+        """Embed captions that `embed` will be called with, in one forward; they are cached until the next call."""
         for encoder in self.of_captions.values():
             if isinstance(encoder, LearnedTextEncoder):
                 encoder.embed_ahead(flat_captions(texts))
@@ -174,7 +174,8 @@ def flat_captions(texts: Sequence[Caption]) -> tuple[str, ...]:
 
 
 def set_tf32(config: SystemConfig) -> None:
-    """As the config says, for all of this process; PyTorch's own default is TF32 for convolutions, not for products."""
+    """Set TF32 as the config states, for all of this process; PyTorch's own default is TF32 for convolutions, not for
+    products."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
 
 
@@ -233,7 +234,7 @@ def embeds_ahead(sections: Sequence[EncoderSection]) -> bool:
 
 
 def _placement(section: EncoderSection) -> str | None:
-    """Where an encoder's weights lie; None for one without weights."""
+    """Return the placement of an encoder's weights; None for one without weights."""
     return getattr(section, "placement", None)
 
 

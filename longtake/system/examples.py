@@ -228,8 +228,8 @@ def _posterior_of(encoded: Mapping[str, Tensor], window: str) -> dict[str, Tenso
 
 
 def windows_apart(law: KnownLaw, kinds: Weights | None, latent: LatentShape, num_frames: int) -> dict[str, Window]:
-    """By name, the windows of clips of `num_frames` frames that kinds make known and are encoded from pixels of their
-    own; empty where such clips are too short. Two kinds may share a window."""
+    """Return, by name, the windows of clips of `num_frames` frames that kinds make known and that are encoded from
+    separate pixels; empty where such clips are too short. Two kinds may share a window."""
     found: dict[str, Window] = {}
     for kind, weight in (kinds or {}).items():
         if weight > 0:

@@ -62,7 +62,7 @@ def adapter_sizes(form: Format, denoiser: nn.Module, lora: LoraConfig, adapters:
 
 
 def lora_notes(lora: LoraConfig | None, adapters: Adapters) -> tuple[str, ...]:
-    """Which file the adapters come from, how strong they are, and what of it is left out."""
+    """Describe the adapters: their file, their strength, and what of it is excluded."""
     if lora is None or not lora.from_pretrained:
         return ()
     ranks = sorted({one.rank for one in adapters.values()})

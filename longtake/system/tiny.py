@@ -76,7 +76,7 @@ def _parts(family: Family, model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def world_size() -> int:
-    """How many processes the launcher has started, before they have joined."""
+    """Return the number of processes that the launcher has started, before they have joined."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 

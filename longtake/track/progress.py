@@ -132,7 +132,7 @@ class TrainingProgress:
             self._recent = deque(((step, mark + elapsed) for step, mark in self._recent), self._recent.maxlen)
 
     def __exit__(self, *_: object) -> None:
-        """Leaves the last state of the line on the screen."""
+        """Leave the last state of the line on the screen."""
         if self._bar is not None:
             self._bar.stop()
 

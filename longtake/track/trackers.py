@@ -67,7 +67,7 @@ class TrackedVideo:
     fps: float
 
     def gif(self) -> tuple[bytes, int, int]:
-        """As an animated GIF that goes round and round, with its width and height; large frames are reduced."""
+        """Return the video as a looping animated GIF, with its width and height; large frames are reduced."""
         from PIL import Image
 
         pictures = [Image.fromarray(frame) for frame in self.frames]
@@ -99,7 +99,7 @@ class Tracker:
         """Log the videos of a step."""
 
     def close(self) -> None:
-        """Hands all of it to the system."""
+        """Write all pending data to the system."""
 
 
 class MetricsFile(Tracker):
@@ -244,8 +244,9 @@ def require_wandb_login(config: TrackingConfig) -> None:
 
 
 def offline_line(folder: Path) -> str:
-    """How to upload what a run, and who watched it, wrote without a network; empty where there is nothing. W&B appends
-    folders of one run in one command in the order in which they were begun, so none replaces another's rows."""
+    """Return the line on how to upload what a run and its watchers wrote without a network; empty where there is
+    nothing. W&B appends folders of one run in one command in the order in which they were begun, so none replaces
+    another's rows."""
     patterns = [pattern for pattern in _OFFLINE if any(folder.glob(pattern))]
     paths = " ".join(f"{shlex.quote(str(folder))}/{pattern}" for pattern in patterns)
     return f"to upload to Weights & Biases: wandb sync {paths}" if paths else ""

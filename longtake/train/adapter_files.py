@@ -66,7 +66,8 @@ class AdapterFiles:
 
     @classmethod
     def of_run(cls, config: RunConfig, folder: Path, names: Mapping[str, str]) -> AdapterFiles:
-        """Those of a run, in a folder. Raises `UserError` where a style cannot hold the layers that the run adapts."""
+        """Create the adapter files of a run, in a folder. Raises `UserError` where a style cannot hold the layers that
+        the run adapts."""
         with torch.device("meta"):
             denoiser = build_denoiser(config.model)
             choose_trained(denoiser, config, torch.float32)

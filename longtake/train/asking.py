@@ -23,7 +23,7 @@ _SAID = {
 
 
 def ask_run(folder: Path, what: str) -> str:
-    """Asks the run in `folder` for "sample", "save" or "stop", and returns what it will do, in one line. Raises
+    """Ask the run in `folder` for "sample", "save" or "stop", and return what it will do, in one line. Raises
     `UserError` where nothing trains there, or it has no validations."""
     if not folder.is_dir():
         raise UserError(f"{folder}: is no folder of a run; give one, such as outputs/demo/run")

@@ -93,9 +93,9 @@ def has_dynamic_sizes(config: RunConfig) -> tuple[bool, str]:
 def choose_levels(
     config: RunConfig, world: World, choices: Choices, say: Callable[[str], None]
 ) -> dict[EntryKey, Level]:
-    """Where the level of recomputation is "auto", on CUDA: for each entry of the bucket table the cheapest with which a
-    step fits the memory that is free on every GPU now. The level of compiled blocks changes how they round: with
-    `deterministic` they may fill the memory that a GPU has, whatever of it is free. Collective."""
+    """Choose the recomputation level where it is "auto", on CUDA: for each entry of the bucket table the cheapest with
+    which a step fits the memory that is free on every GPU now. The level of compiled blocks changes how they round:
+    with `deterministic` they may fill the memory that a GPU has, whatever of it is free. Collective."""
     if level_and_counts(config.model)[0] != "auto" or world.device.type != "cuda":
         return {}
     node = world.node_size if world.size % world.node_size == 0 else world.size

@@ -181,7 +181,8 @@ class RunConfig(SystemConfig, TrackingConfig):
 
     @property
     def bucket_rule(self) -> BucketLaw:
-        """How each clip gets its bucket: by `sizes`, the family's own law, or `bucket_config`. Raises `UserError`."""
+        """Rule that assigns each clip its bucket: by `sizes`, the family's own rule, or `bucket_config`. Raises
+        `UserError`."""
         if self.sizes is not None:
             return self.sizes.law(self)
         if self.family.bucket_rule is not None:

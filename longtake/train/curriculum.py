@@ -80,7 +80,7 @@ class CurriculumLaunch:
     console: Console
 
     def train(self, stage: Stage) -> int:
-        """Trains one stage, if it is not done. Returns 0 or the status to end with. Collective."""
+        """Train one stage, if it is not done. Returns 0 or the status to end with. Collective."""
         config = self.configs[stage.name]
         done = self.world.on_main(lambda: read_done(Path(config.outputs)))
         if stage.name in done:

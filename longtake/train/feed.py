@@ -30,11 +30,11 @@ class HostBuffers:
         self._largest = 0
 
     def expect(self, num_bytes: int) -> None:
-        """Announces how large batches will become: buffers made from now on are at least as large."""
+        """Announce the size of the largest batch to come: buffers made from now on are at least as large."""
         self._largest = max(self._largest, num_bytes)
 
     def send(self, parcel: Parcel, streams: CopyStreams) -> tuple[Parcel, torch.cuda.Event]:
-        """Asks for the copy of a parcel to the device, waiting for a buffer if need be; the parcel's own memory is
+        """Request the copy of a packed batch to the device, waiting for a buffer if need be; the parcel's own memory is
         free afterwards."""
         self.expect(len(parcel.data))
         data = torch.empty(0, dtype=torch.uint8)

@@ -50,7 +50,7 @@ class RunFolder:
 
 @contextmanager
 def open_folder(config: RunConfig, world: World, source: str) -> Iterator[RunFolder]:
-    """Chooses the folder of this launch on rank 0, for all ranks, and keeps other launches out while the body runs.
+    """Choose the folder of this launch on rank 0, for all ranks, and keep other launches out while the body runs.
 
     A new launch gets a new folder. RUN being a folder is continued; so is, with `resume = "auto"`, the newest run of
     the same name that has a checkpoint, or, where none has one, the last folder that a launch of that name has left.
@@ -137,8 +137,8 @@ def _locks(file: TextIO) -> bool:
 
 
 def _begun_before(config: RunConfig) -> tuple[RunFolder, float] | None:
-    """As `_find`: the folder that this job made or took before its processes were started again; None in the first
-    start."""
+    """Find, as `_find` does, the folder that this job made or took before its processes were started again; None in the
+    first start."""
     outputs, job = Path(config.outputs), _job()
     if job is None or not restarts():
         return None

@@ -59,7 +59,7 @@ class Trainer:
         self.ranks = RankTimes(self.system, self.stream, self.config.log_every)
 
     def run(self, order: PassOrder, skip: int = 0) -> None:
-        """Trains to the end of the run, or until a stop is asked for; saves where it ends.
+        """Train to the end of the run, or until a stop is requested; save where it ends.
 
         `order`: the rest of the pass the run begins in, of which `skip` steps are left out.
 
@@ -131,8 +131,8 @@ class Trainer:
         return self.recorder.health.lost.too_many(self.config.dataset)
 
     def forward_backward(self, step: StepInput, empty: Conditions, expert: int = 0) -> StepSums:
-        """Leaves the gradient of the step's loss in the parameters of a denoiser, by its place in `System.experts`;
-        returns sums over all ranks.
+        """Accumulate the gradient of the step's loss in the parameters of a denoiser, by its index in `System.experts`;
+        return sums over all ranks.
 
         The step's loss is the sum of its micro-batches' losses over `StepInput.loss_divisor`: a sample weighs the same
         in a full and in a short micro-batch, and full micro-batches of different batch sizes count alike.
@@ -165,7 +165,7 @@ class Trainer:
 
     @torch.no_grad()
     def embed_ahead(self, turns: Sequence[Turn]) -> int:
-        """Embeds the captions of the first of these micro-batches in one pass; returns of how many. It is as many as
+        """Embed the captions of the first of these micro-batches in one forward; return of how many. It is as many as
         make `CAPTIONS_AT_ONCE` captions at most, but one at least."""
         texts: list[str] = []
         count = 0

@@ -132,7 +132,7 @@ class Recorder:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves the time inside out of the speed of steps."""
+        """Exclude the time inside the context from the speed of steps."""
         start = time.perf_counter()
         with self.meter.paused(), self.progress.paused():
             yield

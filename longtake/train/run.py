@@ -126,7 +126,7 @@ def train(
     console: Console | None = None,
     objective: type[Objective] | None = None,
 ) -> Outcome:
-    """Trains one run on the processes of `world`; `source` names its config file or the folder it continues.
+    """Train one run on the processes of `world`; `source` names its config file or the folder it continues.
 
     `objective`: in place of the config's. An exception that is not a `UserError` passes with a note that names the last
     checkpoint.
@@ -292,7 +292,7 @@ class RunLaunch:
         return system
 
     def restored(self, place: RunFolder, system: System, updates: Sequence[WeightUpdate]) -> Start:
-        """Where the run starts, its weights filled. Collective."""
+        """Return the start of the run, its weights filled. Collective."""
         with task_progress(self.console, "checksums of frozen weights", self.world.is_main) as show:
             return restore(self.config, place, system, updates, show)
 
@@ -332,7 +332,7 @@ class RunLaunch:
     def announce(
         self, place: RunFolder, system: System, update: WeightUpdate, data: RunData, start: Start, order: PassOrder
     ) -> None:
-        """Says on rank 0 what is known before the first step: the model, where it starts, which clips are used, which
+        """Log on rank 0 the facts known before the first step: the model, where it starts, which clips are used, which
         are not and why. The bucket report is saved in the run's folder too."""
         report, world = order.report, self.world
         write_whole(place.path / "bucket_report.json", json.dumps(report.to_json(), indent=1) + "\n", synced=False)

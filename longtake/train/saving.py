@@ -39,7 +39,7 @@ class Saver:
         self._background = BackgroundSaver() if self.async_io else None
 
     def look_for_room(self, num_bytes: int) -> None:
-        """Says on rank 0 that the next checkpoint, of so many bytes, does not fit on the disk."""
+        """Warn on rank 0 if the next checkpoint, of so many bytes, does not fit on the disk."""
         if self.world.is_main and (free := shutil.disk_usage(self.folder).free) < num_bytes:
             self.say(
                 f"{self.folder}: {free / 1e9:.3g} GB are free there and the next checkpoint needs "

@@ -242,7 +242,7 @@ class VideoForm:
         return [found.get(name) for name in _SAMPLING if name != "seed"]
 
     def ratio_label(self, model: str) -> str:
-        """How a model's ratios are written: the tables of some systems have height to width."""
+        """Return the label of a model's ratios: the tables of some systems have height to width."""
         try:
             config = _source(self.roots.model(model)).config
             option = config.sampling_option

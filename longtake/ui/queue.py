@@ -109,7 +109,7 @@ class Queue:
         self._held.close()
 
     def jobs(self) -> list[QueuedCommand]:
-        """In the order in which they were put there."""
+        """Return the jobs in the order in which they were queued."""
         found = (_read(path) for path in sorted(self.folder.glob("[0-9]*/job.json")))
         return [job for job in found if job is not None]
 
@@ -233,7 +233,7 @@ def _check_argument(text: str) -> None:
 
 
 def _born(pid: int) -> str:
-    """When a process began, in the system's own ticks; empty where there is none."""
+    """Return the start time of a process, in system ticks; empty where there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

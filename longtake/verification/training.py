@@ -37,7 +37,7 @@ TABLE = "clips.parquet"
 
 
 def train_steps(config: RunConfig, world: World, folder: Path, num_steps: int) -> TrainingResult:
-    """Trains on the entry of the bucket table with the fewest tokens, videos first; no checkpoint is written.
+    """Train on the entry of the bucket table with the fewest tokens, videos first; no checkpoint is written.
 
     `folder`: for clips and the run's files. What ends training is told as the result's problem.
     """

@@ -134,8 +134,8 @@ def _risen_over_first(losses: Points) -> tuple[int, int, str] | None:
 
 
 def _risen(points: Points, share: float) -> tuple[int, int] | None:
-    """Where a curve has its least value, and where it begins to lie above it by a share for good: two steps. None where
-    it does not, or has done so for fewer than three points."""
+    """Return the step of a curve's minimum, and that from which it stays above it by a fraction. None where it does
+    not, or has done so for fewer than three points."""
     values = [value for _, value in points]
     if len(values) < 5 or not all(map(math.isfinite, values)):
         return None
@@ -189,7 +189,8 @@ def _settled(curves: Curves, points: Points) -> tuple[list[int], list[float]]:
 
 
 def _collapse(values: Sequence[float], share: float, limit: float = math.inf) -> tuple[int, float] | None:
-    """Where a curve has fallen below a share of its usual value, and below a limit, for good; and that value."""
+    """Return the index from which a curve stays below a fraction of its usual value, and below a limit; and that
+    value."""
     if len(values) < 5:
         return None
     usual = float(np.median(values[:-2]))

@@ -146,7 +146,7 @@ class Judge:
 
 
 def place_of(run: Path, weights: str) -> Path:
-    """Where the videos of one kind of weights go; below it the folders are as in a run's."""
+    """Return the folder for the videos of one kind of weights; its subfolders are as in a run's."""
     return run / FOLDER / ("raw" if weights == "raw" else "")
 
 

@@ -66,7 +66,7 @@ class _Watched:
     trackers: Trackers
 
     def tell_alarms(self) -> bool:
-        """Tells what the curves of now raise; whether anything has begun or ended."""
+        """Report the alarms that the current curves raise; return whether any has begun or ended."""
         return self.teller.tell(find_alarms(curves_of(self.run)))
 
     def due(self, failed: set[Path], pick: str) -> CheckpointInfo | None:
@@ -285,8 +285,8 @@ def _left_to(one: _Watched) -> str:
 
 
 def _free_device(wanted: str, due: Sequence[_Watched]) -> str | None:
-    """Where checkpoints are validated: "cpu" where that is wanted, or runs train there too; else a GPU that nobody
-    uses, the only one that this process sees from then on; None where there is none."""
+    """Return the device on which checkpoints are validated: "cpu" where that is wanted, or runs train there too; else a
+    GPU that nobody uses, the only one that this process sees from then on; None where there is none."""
     trained = {launch.device for one in due for launch in read_launches(one.run)[-1:]}
     if wanted == "cpu" or (wanted == "auto" and trained <= {"cpu"}):
         return "cpu"

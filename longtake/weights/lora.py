@@ -157,7 +157,7 @@ def read_adapters(form: Format, path: str | os.PathLike[str], config: Any) -> di
 
 
 def count_text_encoder_tensors(path: str | os.PathLike[str]) -> int:
-    """Tensors of a file of adapters that adapt a text encoder."""
+    """Return the number of tensors of a file of adapters that adapt a text encoder."""
     return sum(map(is_of_text_encoder, _open(path)))
 
 

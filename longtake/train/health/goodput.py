@@ -117,7 +117,7 @@ class Stopwatch:
 
 
 def read_seconds(folder: Path) -> Seconds:
-    """Those that lie in a run's folder; none where there is no file."""
+    """Read the seconds stored in a run's folder; none where there is no file."""
     return Seconds.from_json(_read(folder / FILE))
 
 

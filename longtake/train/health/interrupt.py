@@ -25,15 +25,15 @@ _LOG = logging.getLogger(__name__)
 
 
 def ended_by_signals() -> AbstractContextManager[None]:
-    """Inside, SIGTERM and SIGUSR1 end the process as Ctrl-C does, by KeyboardInterrupt: a run that still loads leaves
-    nothing behind and ends with its own code. `StopRequest` takes over once there are steps."""
+    """Make SIGTERM and SIGUSR1 end the process, inside the context, as Ctrl-C does, by KeyboardInterrupt: a run that
+    still loads leaves nothing behind and ends with its own code. `StopRequest` takes over once there are steps."""
     return taken_signals(ENDING_SIGNALS[1:], lambda number: signal.default_int_handler(number, None), once=False)
 
 
 @contextmanager
 def held_signals() -> Iterator[None]:
-    """Inside, the first signal that would end the process waits for the end of the body: what the body makes is
-    owned by the caller, who can undo it. A second one of the same acts at once."""
+    """Hold the first signal that would end the process until the end of the body: what the body makes is owned by the
+    caller, who can undo it. A second one of the same acts at once."""
     held: list[int] = []
     with taken_signals(ENDING_SIGNALS, held.append):
         yield

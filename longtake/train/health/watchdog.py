@@ -24,7 +24,7 @@ _REMEMBERED = "2000"  # collectives
 
 
 def record_collectives() -> None:
-    """Has PyTorch remember the last collectives, which not all its versions do unasked. Before `start_world`."""
+    """Make PyTorch record the last collectives, which not all its versions do by default. Before `start_world`."""
     if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # the older name
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _REMEMBERED)
 

@@ -97,7 +97,8 @@ def update_8bit(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """As `update_fp32`, for weights [blocks, n] and moments in codes uint8 [blocks, n] and scales [blocks]."""
+    """Update as `update_fp32` does, for weights [blocks, n] and moments in codes uint8 [blocks, n] and scales
+    [blocks]."""
     before = dequantise(first, first_scales, signed), dequantise(second, second_scales, unsigned)
     new, m, v = _adamw(weights, grad, *before, lasting, numbers, betas, eps)
     skip = numbers[3]

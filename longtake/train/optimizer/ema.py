@@ -63,8 +63,8 @@ class Ema:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the weights have the values of the averages; after it those of before, bit by bit. These wait in the
-        host's memory."""
+        """Set the weights to the EMA inside the context, and restore them after it, bit by bit, from a copy in host
+        memory."""
         current = sharing(self.parameters)
         kept = [x.detach().to("cpu", copy=True) for x in current]
         with torch.no_grad():
@@ -79,7 +79,7 @@ class Ema:
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Forgets the past: the average is the weights as they are."""
+        """Restart the EMA from the current weights."""
         for average, x in zip(self.averages.values(), sharing(self.parameters), strict=True):
             average.copy_(x)
 

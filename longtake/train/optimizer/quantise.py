@@ -36,7 +36,8 @@ Table = tuple[Tensor, Tensor, Tensor]
 
 
 def block_size(shape: tuple[int, ...]) -> int | None:
-    """How many neighbours in a row of a whole tensor share a scale: the largest divisor of its length up to 256.
+    """Return the number of neighbours in a row of a whole tensor that share a scale: the largest divisor of its length
+    up to 256.
 
     None where the tensor is to stay float32: vectors, small ones, and rows whose length has no divisor of 32 to 256.
     """

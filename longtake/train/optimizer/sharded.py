@@ -215,7 +215,7 @@ def _cut(p: Tensor) -> bool:
 
 
 def _copies(p: Tensor) -> int:
-    """How many ranks hold the same elements."""
+    """Return the number of ranks that hold the same elements."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     if not isinstance(p, DTensor):
         return ranks

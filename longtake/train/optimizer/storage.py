@@ -39,7 +39,7 @@ class OnDevice:
         yield range(len(self.tensors)), self.tensors
 
     def wait(self) -> None:
-        """Until `tensors` may be read or written outside of `walk`."""
+        """Wait until `tensors` may be read or written outside of `walk`."""
 
     @property
     def on_device(self) -> list[Tensor]:
@@ -79,7 +79,7 @@ class OnHost:
                 self._streams.to_host(slot, host, self._slots[slot][: len(host)])
 
     def wait(self) -> None:
-        """Until `tensors` may be read or written outside of `walk`."""
+        """Wait until `tensors` may be read or written outside of `walk`."""
         self._streams.wait()
 
     @property

@@ -55,7 +55,7 @@ class WeightUpdate:
         return {} if self.ema is None else self._named(self.ema.state())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Both of these."""
+        """Return both of these."""
         return self.weights() | self.averages()
 
     def _named(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
