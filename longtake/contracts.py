@@ -146,7 +146,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class LatentShape:
-    """How a video autoencoder maps pixels to latents, as data: what loaders need to draw noise of the right shape.
+    """Mapping of pixels to latents by a video autoencoder, as data: what loaders need to draw noise of the right shape.
 
     `causal`: the first latent frame is made of one frame, so that T = 4k+1 frames become k+1 (ratio 4); otherwise T
     becomes ceil(T / temporal). `chunk`: so many frames are encoded apart from the others, each chunk as a clip of its

@@ -64,8 +64,7 @@ def tensor_names(name: str, stem: str = "diffusion_pytorch_model") -> frozenset[
 
 @dataclass(frozen=True)
 class PublishedHome:
-    """Where a file or folder that presets name is published: `files` (patterns) of a repository, and the local folder
-    that they belong into."""
+    """Hub source of a file or folder that presets name: `files` (patterns) of a repository, and their local folder."""
 
     repository: str
     folder: Path

@@ -45,7 +45,7 @@ class PickledCall:
 
 
 class Stream(Protocol):
-    """Where a pickle is read from: reads return no more than there is, and allocate no more."""
+    """Input of a pickle: reads return no more than the stream holds, and allocate no more."""
 
     def read(self, size: int, /) -> bytes: ...
 

@@ -140,7 +140,7 @@ def frozen_mark(pid: int) -> tuple[str, ...] | None:
 
 
 class FrozenWatch:
-    """How long a process has not run at all, as seen by the calls of `is_frozen`."""
+    """Time for which a process has not run at all, as seen by the calls of `is_frozen`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.every_seconds = seconds, min(5.0, seconds / 4)

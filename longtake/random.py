@@ -210,7 +210,7 @@ def num_threads() -> int:
 
 
 class Numbers(Protocol):
-    """Where the random numbers of a mask, or of another choice of many steps, come from, in the order of its steps."""
+    """Source of the random numbers of a mask, or of another choice of many steps, in the order of its steps."""
 
     def integer(self, low: int, high: int) -> int:
         """One of low .. high - 1."""

@@ -48,7 +48,7 @@ class MalformedFile(MalformedPickle):
 
 @dataclass(frozen=True)
 class _Storage:
-    """Numbers that lie one behind another in a file."""
+    """Contiguous numbers in a file."""
 
     dtype: torch.dtype
     view: memoryview

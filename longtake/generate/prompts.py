@@ -1,4 +1,4 @@
-"""Where prompts come from: the command line, a text file or a table, of which all faults are listed at once."""
+"""Sources of prompts: the command line, a text file or a table, of which all errors are listed at once."""
 
 from __future__ import annotations
 

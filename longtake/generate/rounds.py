@@ -1,4 +1,4 @@
-"""Which videos are made at once, and how many ranks make each of them together, so that none waits."""
+"""Schedule of videos: which are made at once, and how many ranks make each of them together, so that no rank waits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Softmax attention by PyTorch's own kernels and FlashAttention-3, each as a forward that gives the log-sum-exp of the
-scores and a backward that takes it, so that parts of one attention can be merged and none is computed again.
+scores and a backward that takes it, so that parts of one attention can be merged without recomputing them.
 
 Shapes: q [B, N, l, K], k and v [B, N, m, K]; the log-sum-exp of the scaled scores is [B, N, l], float32 (float64 for
 float64). None has a mask or dropout, so the state of random numbers that PyTorch's kernels hand on is empty.

@@ -1,4 +1,4 @@
-"""Attention as one operator with its own backward: in eager and compiled blocks, in one process and among peers.
+"""Attention as one operator with its own backward: in eager and compiled blocks, in one process and among ranks.
 
 It gives its result and the log-sum-exp of its scores, from which backward starts; recomputation can keep both
 (`parallel.recomputation`). What computes it (`attention_kernels`, a ring of ranks) is found out when it runs: the

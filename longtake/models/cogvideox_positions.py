@@ -1,4 +1,4 @@
-"""Where a token of CogVideoX lies: rotations, sines or a learned table, at grids of any size.
+"""Positions of CogVideoX's tokens: rotations, sines or a learned table, at grids of any size.
 
 At sizes other than the model's own, diffusers and CogVideoX-Fun differ (`CogVideoXConfig.positions`): CogVideoX-Fun
 interpolates the sines and the learned table of the model's own grid; diffusers makes sines anew, at other lengths also

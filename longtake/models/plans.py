@@ -1,4 +1,4 @@
-"""How a denoiser may be cut over devices, as data that the model classes declare and the parallel plans read."""
+"""Sharding plans of a denoiser, as data that the model classes declare and the parallel plans read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ANY = -1  # in the shape of a condition: a length that the model leaves open
 
 @dataclass(frozen=True)
 class TensorSplit:
-    """How tensor parallelism cuts one linear layer.
+    """Sharding of one linear layer by tensor parallelism.
 
     `column` cuts the output features (rows of the stored weight, and the bias), `row` the input features; the sum over
     devices of a `row` layer's outputs, plus its bias once, is the result; a `whole` one stands between the regions of
@@ -77,13 +77,13 @@ class Halo:
 
 @dataclass(frozen=True)
 class Sum:
-    """The result of a submodule, which each peer computes from its own tokens, is summed over all: for an inner
-    gradient, or a statistic."""
+    """All-reduce of a submodule's result, which each rank computes from its own tokens: for an inner gradient, or a
+    statistic."""
 
 
 @dataclass(frozen=True)
 class SequencePlan:
-    """Where sequence parallelism cuts tokens, puts them together again, and exchanges them.
+    """Plan of sequence parallelism: where it splits tokens, gathers them, and runs collectives.
 
     `split`: module name -> dim of that module's output which is cut. `gather`: module name -> the module of `split`
     whose tokens its output has, to be collected. `exchanges`: pattern (`*` is a block number) of a submodule -> what

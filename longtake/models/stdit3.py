@@ -204,7 +204,7 @@ _REMEDIES = {
 
 
 class EnterFrames(nn.Module):
-    """Where tensor peers begin to share the frames of a sequence peer."""
+    """Entry of the blocks, where tensor-parallel ranks split the frames of a sequence-parallel rank."""
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors

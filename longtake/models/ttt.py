@@ -30,7 +30,7 @@ MLP_RATIO = 4  # hidden layer of an inner MLP over the width of a head
 
 @dataclass(frozen=True)
 class ScanOrder:
-    """In which order the network meets the tokens of a video, and where it takes them to lie.
+    """Order in which the network scans the tokens of a video, and the positions that it assumes for them.
 
     Backward, the video is reversed token by token, the texts as wholes; positions are those of the reversed video. Of
     segments in reverse the first is the one with a frame more.

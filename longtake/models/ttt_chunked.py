@@ -29,7 +29,8 @@ _norm = torch.native_layer_norm
 
 @dataclass(frozen=True)
 class _Rule:
-    """How networks learn: the norm's weight and bias [X, 1, K], its eps, and the dtype of factors in products."""
+    """Update rule of the inner networks: the norm's weight and bias [X, 1, K], its eps, and the dtype of factors in
+    products."""
 
     gamma: Tensor
     beta: Tensor

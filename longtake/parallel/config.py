@@ -15,7 +15,7 @@ Degree = PositiveInt | Literal["auto"]
 
 
 class ParallelConfig(Section):
-    """How the model and the data are distributed over the ranks. One degree may be "auto": it follows from the rest."""
+    """Distribution of the model and the data over the ranks. One degree may be "auto": it follows from the rest."""
 
     replicate: Degree = Field(1, description="groups that each hold the whole model (HSDP when above 1)")
     shard: Degree = Field("auto", description="ranks of a group that read different data and share its weights")

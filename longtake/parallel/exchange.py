@@ -45,7 +45,7 @@ Group = dist.ProcessGroup | CountedGroup
 
 @dataclass(frozen=True)
 class Lengths:
-    """How many tokens, or other units, each rank of a group has, as compiled code has them."""
+    """Number of tokens, or other units, of each rank of a group, in the form that compiled code takes."""
 
     sizes: list[Tensor]  # int64 [ranks] on the CPU, of each of several sequences
     before: Any  # of this rank's share, a symbol

@@ -1,4 +1,4 @@
-"""How processes that were started by hand find each other, by the variables of torch.distributed in the environment.
+"""Rendezvous of processes that were started by hand, by the variables of torch.distributed in the environment.
 
 PyTorch waits for missing processes inside C++, silently and deaf to signals. Here the wait is in Python, after one line
 that names the variables which caused it.

@@ -83,7 +83,7 @@ def _collect_output(cut: TokenCut, tokens: str, entered: bool, module: nn.Module
 
 
 class AmongPeers(nn.Module):
-    """A submodule in which the tokens of all peers meet, called with this rank's share (`models.plans`).
+    """A submodule that mixes the tokens of all ranks, called with this rank's shard (`models.plans`).
 
     Shares may have any lengths. Differentiable.
     """

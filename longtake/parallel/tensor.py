@@ -1,4 +1,4 @@
-"""Tensor parallelism from a model's `tensor_plan`: peers share the attention heads and the width of the MLPs.
+"""Tensor parallelism from a model's `tensor_plan`: ranks split the attention heads and the width of the MLPs.
 
 In a region, from a `column` layer to the next `row` layer, every peer has all tokens of its sequence share and its own
 heads or features; elsewhere each has its own tokens (sequence-parallel norms, Korthikanti et al. 2022): an all-gather
@@ -88,7 +88,7 @@ def _own_ranges(name: str, sizes: Sequence[int], num: int, index: int) -> tuple[
 
 
 class _RegionInput:
-    """A region's input: the tokens of all peers, gathered once for all parallel layers that read them."""
+    """A region's input: the tokens of all ranks, gathered once for all parallel layers that read them."""
 
     def __init__(self, cut: TokenCut, split: TensorSplit) -> None:
         self.cut, self.split = cut, split
@@ -114,7 +114,7 @@ class _RegionInput:
 
 @dataclass(frozen=True)
 class _RegionOutput:
-    """A region's output: the sum of all peers' parts, of which each gets its own tokens."""
+    """A region's output: the sum of all ranks' parts, of which each gets its own tokens."""
 
     cut: TokenCut
     split: TensorSplit

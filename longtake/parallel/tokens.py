@@ -1,4 +1,4 @@
-"""Which tokens of a micro-batch each rank has, for sequences of any length."""
+"""Split of a micro-batch's tokens over ranks, for sequences of any length."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _RankTokens:
 
 @dataclass(frozen=True)
 class _CutState:
-    """The lengths of one forward: its peers, the tokens each cut module returned before the cut, and the tokens in a
+    """The lengths of one forward: its ranks, the tokens each cut module returned before the cut, and the tokens in a
     unit, where that is not one."""
 
     peers: TokenPeers
@@ -55,7 +55,7 @@ class _CutState:
 
 
 class TokenCut:
-    """How the tokens of the current forward are cut: over sequence peers first, then over tensor peers.
+    """Split of the current forward's tokens: over sequence-parallel ranks first, then over tensor-parallel ranks.
 
     Layers ask it for lengths, which cannot be read off a share, since shares differ by a token. It holds those of the
     last forward; `captured` restores those of an earlier one for recomputation in backward.

@@ -1,5 +1,5 @@
-"""One block of each kind of a denoiser, run forward and backward on meta tensors, cut for peers as in a run: what it
-holds, computes and sends at one size.
+"""One block of each kind of a denoiser, run forward and backward on meta tensors, sharded as in a run: memory, compute
+and communication at one size.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _COMPILING = 60.0  # seconds of the first step with a warm cache of compiled cod
 
 @dataclass(frozen=True)
 class Failures:
-    """How a run is interrupted, and what each interruption and each checkpoint costs it; all in seconds."""
+    """Interruptions of a run, and the cost of each interruption and each checkpoint; all in seconds."""
 
     between: float  # interruptions of any of its nodes, on average
     restart: float  # from an interruption to the first step after it

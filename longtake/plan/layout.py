@@ -34,7 +34,7 @@ PLAIN = Upkeep()
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model is cut over GPUs and what each of them keeps."""
+    """Sharding of a model over GPUs, and the tensors that each of them holds."""
 
     replicate: int = 1
     shard: int = 1

@@ -1,4 +1,4 @@
-"""How many weights a rank holds, and how many it sees at once: exact, from the shapes of the real model."""
+"""Number of weights that a rank holds, and that it gathers at once: exact, from the shapes of the real model."""
 
 from __future__ import annotations
 

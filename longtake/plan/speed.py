@@ -1,4 +1,4 @@
-"""How long a training step takes, by what GPUs reach at each kind of work: a forecast with its assumptions in it.
+"""Duration of a training step, by the rates of GPUs at each kind of work: a forecast with its assumptions in it.
 
 Compute: FLOPs of matrix products and of attention, forward, backward and again where blocks are recomputed, and the
 bytes that all other kernels read and write, each over its rate (`rates`); and no less than the host takes to start the

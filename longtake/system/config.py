@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SamplingDefaults(Section):
-    """How videos of a run are sampled where nothing else is said. A size left open is that of its buckets."""
+    """Default sampling of a run's videos. A size that is not set is that of its buckets."""
 
     resolution: str | None = Field(
         None, description="a name as in bucket_config; None: the largest there that has clips of several frames"
@@ -67,7 +67,7 @@ class SamplingDefaults(Section):
 
 
 class SamplingOption(SamplingDefaults):
-    """How videos are sampled, their size decided."""
+    """Sampling of videos of a fixed size."""
 
     resolution: str = Field("256px", description="a name as in bucket_config")
     aspect_ratio: str = Field("16:9", description="width to height")

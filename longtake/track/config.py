@@ -8,7 +8,7 @@ from longtake.config.section import Section
 
 
 class TrackingConfig(Section):
-    """Where a run's numbers go beside `metrics.jsonl`."""
+    """Destinations of a run's metrics in addition to `metrics.jsonl`."""
 
     tensorboard: bool = Field(True, description="write TensorBoard files into the run folder")
     wandb: bool = Field(False, description="also log to Weights & Biases")

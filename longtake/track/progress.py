@@ -34,7 +34,7 @@ def make_console(file: TextIO | None = None, stderr: bool = False) -> Console:
 
 
 class PlainProgress:
-    """Shares of a long task as plain lines, for files: none in its first seconds, then one every half minute."""
+    """Shares of a long task as plain lines, for files: no line in its first seconds, then one every half minute."""
 
     FIRST_SECONDS, EVERY_SECONDS = 5.0, 30.0
 

@@ -1,4 +1,4 @@
-"""Where a run's numbers go: `metrics.jsonl` always, TensorBoard by default, Weights & Biases when asked.
+"""Destinations of a run's metrics: `metrics.jsonl` always, TensorBoard by default, Weights & Biases when asked.
 
 A step's number is that of `global_step` after its update (the first is 1), as in a checkpoint's folder name. Another
 place is a subclass of `Tracker` in `KINDS`, with its keys in `TrackingConfig`.
@@ -58,7 +58,7 @@ class TrackedRun:
 
 @dataclass(frozen=True)
 class TrackedVideo:
-    """A video or still that a run has made."""
+    """A video or image that a run has made."""
 
     name: str  # such as validation/prompt_0000, the same at every step
     caption: str
@@ -103,7 +103,7 @@ class Tracker:
 
 
 class MetricsFile(Tracker):
-    """`metrics.jsonl`: a line a step, handed to the system at once, so that a killed process loses none.
+    """`metrics.jsonl`: a line per step, handed to the system at once, so that a killed process loses none.
 
     Floats are written with the digits that give the same bits back; those JSON has no word for become the strings
     "NaN", "Infinity" and "-Infinity", which `float()` reads.

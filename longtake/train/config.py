@@ -373,6 +373,6 @@ class RunConfig(SystemConfig, TrackingConfig):
 
 
 class RunWithoutTable(RunConfig):
-    """A run for `plan` and `config show`, which need no clips: a preset names none."""
+    """A run for `plan` and `config show`, which need no clips: a preset does not name any."""
 
     dataset: DatasetWithoutTable = DatasetWithoutTable()

@@ -1,4 +1,5 @@
-"""Which of two denoisers a step trains: a draw by the step's number, the same on every rank and after a restart."""
+"""Choice of the denoiser that a step trains, of two: a draw by the step's number, the same on every rank and after a
+restart."""
 
 from __future__ import annotations
 

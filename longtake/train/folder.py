@@ -1,4 +1,4 @@
-"""The folder of a run: which one a launch writes to, and what lies in it beside the checkpoints."""
+"""The folder of a run: the one that a launch writes to, and its contents other than checkpoints."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _DATE = re.compile(r"^\d{6}_\d{6}-")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a launch writes, and the checkpoint it starts from, if any."""
+    """Folder that a launch writes to, and the checkpoint it starts from, if any."""
 
     path: Path
     checkpoint: Path | None  # chosen by `starting_point`

@@ -92,7 +92,7 @@ _LEAST_SECONDS = 120.0  # in steps, from which on their share of the time is pri
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """Outcome of a run."""
 
     folder: Path
     checkpoint: Path | None  # the last one written

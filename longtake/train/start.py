@@ -1,4 +1,4 @@
-"""Where a run begins: at zero, or at the moment of a checkpoint."""
+"""Start of a run: at step zero, or at the step of a checkpoint."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def cookie_name(token: str) -> str:
 
 
 class Gate:
-    """In front of every request, of files and of events too."""
+    """Middleware in front of every request, of files and of events too."""
 
     def __init__(self, app: Any, token: str | None, loopback: bool):
         self._app, self._token, self._loopback = app, token, loopback

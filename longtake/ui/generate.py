@@ -1,4 +1,4 @@
-"""The tab that makes videos: a form, the command line that it stands for, what it will need, and what it has made."""
+"""The tab that makes videos: a form, its command line, the forecast of its needs, and the finished videos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands one after another, as they lie in a folder: `0001/job.json`, `log.txt`, and `exit`, the status.
+"""Queue of commands, stored in a folder: `0001/job.json`, `log.txt`, and `exit`, the status.
 
 A command goes on when the page ends, and the page that is opened next finds it. The line that is shown is the line that
 is run.

@@ -50,7 +50,7 @@ def told(run: Path, alarm: Alarm) -> str:
 
 @dataclass
 class Teller:
-    """Tells of the alarms of one run; what it has told stands in its log, so a restart does not tell it again."""
+    """Reporter of one run's alarms; those reported are in its log, so a restart does not report them again."""
 
     run: Path
     say: Callable[[str], None]

@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """How runs are watched."""
+    """Options of watching runs."""
 
     overrides: tuple[str, ...] = ()  # of their configs, such as --validation.prompts FILE
     device: str = "auto"

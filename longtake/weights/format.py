@@ -1,4 +1,4 @@
-"""How the weights of a kind of denoiser lie in files: the record that each family fills, nearly all of it data.
+"""File format of the weights of a kind of denoiser: the record that each family fills, nearly all of it data.
 
 A *naming* is one way of calling a model's tensors. Where one naming joins what another keeps apart (q, k and v in one
 projection), both are described by *parts*: runs of rows that every naming keeps together. A naming is a table from the
@@ -32,7 +32,7 @@ STEM_OF_DIFFUSERS = "diffusion_pytorch_model"
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """How a state dict is written down: its naming, and the order of channels in the heads of q and k.
+    """Layout of a state dict in files: its naming, and the order of channels in the heads of q and k.
 
     A rotary embedding turns channels (2j, 2j + 1) of `interleaved` heads, (j, K/2 + j) of `half` ones.
     """
@@ -76,7 +76,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 @dataclass(frozen=True)
 class Growth:
-    """Tensors of which a file may hold less than the model needs: none of them, or too little along some dims."""
+    """Tensors of which a file may hold less than the model needs: no such tensor, or too little along some dims."""
 
     tensors: tuple[str, ...]  # patterns of their names in the file
     note: str  # how the model starts then: what stands behind "FILE has"
@@ -138,7 +138,7 @@ class Naming:
 
 @dataclass(frozen=True)
 class AdapterStyle:
-    """How files of adapters are written: their layers are those of a naming, behind a prefix."""
+    """Format of adapter files: their layers are those of a naming, after a prefix."""
 
     ends: Mapping[str, str]  # `a`, `b`, `magnitude`, and `alpha` where it is a tensor -> ends of names
     prefix: str = ""
@@ -195,7 +195,7 @@ def rope_in(metadata: Mapping[str, str], default: Rope, place: str) -> Rope:
 
 @dataclass(frozen=True)
 class _TableMatch:
-    """An entry of a table, with the number that its `*` stands for and what of the name is behind it."""
+    """An entry of a table, with the number that its `*` stands for and the rest of the name after it."""
 
     entry: Any
     number: str

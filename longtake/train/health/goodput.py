@@ -1,4 +1,4 @@
-"""Where the seconds of a run went: into steps that count, or into starting, saving, waiting, doing again."""
+"""Accounting of a run's seconds: steps that count, starting, saving, waiting, and repeated steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long each rank computes and waits for data by itself; the time of a step is the same on all of them."""
+"""Time for which each rank computes and waits for data by itself; the time of a step is the same on all of them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class RankTimes:
-    """Times the forward of the model's blocks, where a rank waits for no other: weights are gathered before a block.
-    Sequence and tensor peers alone wait for each other inside. All ranks make one together."""
+    """Timer of the forward of the model's blocks, where a rank does not wait for others: weights are gathered before a
+    block. Only sequence- and tensor-parallel ranks wait for each other inside. All ranks make one together."""
 
     def __init__(self, system: System, stream: StepStream, every: int) -> None:
         """`every`: steps between two readings; in a world of one there are none."""

@@ -1,4 +1,4 @@
-"""Where tensors live that are needed once a step: on the device, or in the host's memory.
+"""Storage of tensors that are needed once per step: on the device, or in host memory.
 
 Moments kept by the host pass through the device, a chunk at a time, and are updated there: the next chunk comes in and
 the last one goes out while one is updated. So the update is the same, bit by bit, wherever its tensors live, a step
