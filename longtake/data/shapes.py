@@ -33,10 +33,15 @@ DIRECTIONS: dict[str, tuple[int, int]] = {"left": (-1, 0), "right": (1, 0), "up"
 FPS = 8
 # Height and width of the files: of the table "32px" with sizes in multiples of 8, its square shape and its 16:9 one.
 SQUARE, WIDE = (32, 32), (24, 40)
-# Frames of the files: the bucket's 8 or 16 and a few more, so that the temporal crop has room.
-SHORT, LONG = (10, 12), (18, 20)
+# Frames of the files: the bucket's 8 or 16, or one more, so that the temporal crop has room.
+SHORT, LONG = (8, 9), (16, 17)
 _WINDOW_STEPS = 7  # from the first to the last frame of the shortest window
-_MIN_TRAVEL, _MAX_TRAVEL = 0.17, 0.40  # share of the frame that the shape crosses within such a window
+# Easy enough for a small model in minutes: large shapes of nearly one size, on paths near the middle of the frame.
+_RADIUS = {SQUARE: 0.25, WIDE: 0.29}  # share of the frame's height
+_RADIUS_SPREAD = 0.03  # share of the radius, either way
+_MIN_TRAVEL, _MAX_TRAVEL = 7.5, 9.0  # pixels that the shape crosses within such a window, where the frame has room
+_PATH_OFFSET = 2.0  # pixels from the middle of the frame to the middle of the path, at most, in x and in y
+_GROUND = 60, 140  # grey levels
 _SHOT_STEP = 0.13, 0.14  # share of the frame that the shape of a shot crosses from one frame to the next
 _OFF_CENTRE = 0.03  # share of the frame by which its way may lie beside the middle
 _DAYBREAK = 60  # by how much its ground gets lighter
@@ -121,20 +126,20 @@ def draw_clip(
         return _draw_shot(text, draws, shot)
     words = text.split()
     colour, shape, direction = words[1], words[2], words[4] if len(words) > 3 else None
-    is_wide, is_long, length, size, speed, grey, start_x, start_y, shade = (float(draw) for draw in draws)
+    is_wide, is_long, length, size, speed, grey, offset_x, offset_y, shade = (float(draw) for draw in draws)
     height, width = WIDE if is_wide < wide else SQUARE
     shortest, longest = LONG if is_long < long else SHORT
     num_frames = shortest + int(length * (longest - shortest + 1)) if direction else 1
-    radius = min(height, width) * (0.23 + 0.035 * size)
+    radius = height * _RADIUS[height, width] * (1 + _RADIUS_SPREAD * (2 * size - 1))
     frame = np.array([width, height])
-    room = frame - 2 * radius  # x, y: where the centre may lie
-    move = np.array(DIRECTIONS[direction] if direction else (0, 0), np.float64)
-    move *= _travel(speed, num_frames, room, frame, move)
-    free = room - np.abs(move)
-    first = radius + free * [start_x, start_y] + np.maximum(-move, 0)
-    share = np.linspace(0, 1, num_frames)[:, None]
-    coverage = cover(shape, first + share * move, radius, height, width)[..., None]
-    ground = np.full(3, 40 + 150 * grey)
+    room = frame - 2 * radius  # x, y: where the centre may be
+    path = np.array(DIRECTIONS[direction] if direction else (0, 0), np.float64)
+    path *= _travel(speed, num_frames, room, path)
+    free = room - np.abs(path)
+    offset = np.clip(_PATH_OFFSET * (2 * np.array([offset_x, offset_y]) - 1), -free / 2, free / 2)
+    share = np.linspace(-0.5, 0.5, num_frames)[:, None]
+    coverage = cover(shape, frame / 2 + offset + share * path, radius, height, width)[..., None]
+    ground = np.full(3, _GROUND[0] + (_GROUND[1] - _GROUND[0]) * grey)
     paint = np.array(COLOURS[colour]) * (0.85 + 0.15 * shade)
     return np.rint(ground + coverage * (paint - ground)).astype(np.uint8)
 
@@ -152,17 +157,13 @@ def _draw_shot(text: str, draws: Sequence[float] | np.ndarray, num_frames: int) 
     return np.rint(ground + coverage * (paint - ground)).astype(np.uint8)
 
 
-def _travel(speed: float, num_frames: int, room: np.ndarray, frame: np.ndarray, move: np.ndarray) -> float:
-    """Return the way of a whole clip in pixels: between the least a window of 8 frames needs and what the
-    room allows."""
-    if not move.any():
+def _travel(speed: float, num_frames: int, room: np.ndarray, path: np.ndarray) -> float:
+    """Return the pixels from the first to the last centre of a clip, at most the room that the frame has."""
+    if not path.any():
         return 0.0
-    axis = int(np.argmax(np.abs(move)))
     windows = (num_frames - 1) / _WINDOW_STEPS
-    least = _MIN_TRAVEL * frame[axis] * windows
-    most = min(_MAX_TRAVEL * frame[axis] * windows, room[axis])
-    assert least <= most, "the shape is too large or the clip too long for clear motion"
-    return float(least + speed * (most - least))
+    travel = windows * (_MIN_TRAVEL + speed * (_MAX_TRAVEL - _MIN_TRAVEL))
+    return float(min(travel, room[int(np.argmax(np.abs(path)))]))
 
 
 def cover(shape: str, centres: np.ndarray, radius: float, height: int, width: int) -> np.ndarray:

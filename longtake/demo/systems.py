@@ -20,7 +20,7 @@ from longtake.train.run_file import read_curriculum
 FOLDER = presets.FOLDER / "demo"
 HELD_BACK = "magenta"  # the colour that a run is not shown, where adapters learn it later
 _ADAPTERS = "_lora"
-_SHARE = 0.4  # of the files are wide, and as many long, where a run trains several lengths
+_SHARE = 0.45  # of the files are wide, and as many long, where a run trains several lengths
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ _width = 96
 _components = 192
 _words = 128
 
-ae = dict(type="linear", channels=_components, temporal=16, spatial=8)
+ae = dict(type="linear", channels=_components, temporal=16, spatial=8, whitening=0.2)
 t5 = dict(type="words", dim=_words, max_length=7)
 clip = dict(type="words", dim=_words, max_length=7)
 
@@ -52,11 +52,11 @@ model = dict(
 objective = dict(predict="clean", shift=None, timestep_mean=1.5, timestep_std=1.2, min_t=0.5)
 dropout_ratio = dict(t5=0.1, clip=0.1)
 
-lr = 2e-3
+lr = 4e-3
 optim = dict(lr=lr)
 
-max_steps = 2400
-ckpt_every = 600
+max_steps = 1400
+ckpt_every = 400
 
 fps_save = 8
-sampling_option = dict(resolution="32px", aspect_ratio="1:1", num_frames=8, num_steps=30, guidance=2.0, flow_shift=3.0)
+sampling_option = dict(resolution="32px", aspect_ratio="1:1", num_frames=8, num_steps=30, guidance=2.5, flow_shift=3.0)
