@@ -1,5 +1,5 @@
-"""The hang watchdog: a run that makes no more steps logs the stack of every rank, and ends so that its launcher
-restarts it.
+"""The hang watchdog: a run that makes no more steps logs the stack of every rank, and ends for its
+launcher.
 
 Each rank has its own. One rank that hangs stops the others in their next collective, so that all see it; whoever sees
 it first makes the folder of reports, which calls the others.
