@@ -33,8 +33,8 @@ DIRECTIONS: dict[str, tuple[int, int]] = {"left": (-1, 0), "right": (1, 0), "up"
 FPS = 8
 # Height and width of the files: of the table "32px" with sizes in multiples of 8, its square shape and its 16:9 one.
 SQUARE, WIDE = (32, 32), (24, 40)
-# Frames of the files: the bucket's 8 or 16, or one more, so that the temporal crop has room.
-SHORT, LONG = (8, 9), (16, 17)
+# Frames of the files: one or two more than the bucket's 8 or 16, enough for 4k + 1 too.
+SHORT, LONG = (9, 10), (17, 18)
 _WINDOW_STEPS = 7  # from the first to the last frame of the shortest window
 # Easy enough for a small model in minutes: large shapes of nearly one size, on paths near the middle of the frame.
 _RADIUS = {SQUARE: 0.25, WIDE: 0.29}  # share of the frame's height
