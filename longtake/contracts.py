@@ -191,6 +191,7 @@ class Window:
     # taken.
     name: str = ""
     masked: bool = False  # its pixels are blacked out by the sample's mask before they are encoded
+    fill: float = -1.0  # value in [-1, 1] of masked pixels: -1 is black, 0 grey
     skip: int = 0  # latents of a request's reference that lie before those of `frames`
     reference: int | None = None  # which of a request's references; None: the last for one frame at the tail, or first
     from_end: bool | None = None  # of the reference are its last frames taken; None: where it ends the clip

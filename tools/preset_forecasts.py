@@ -65,6 +65,8 @@ WAN = (  # preset, GPUs, kind, options
     ("lora_a14b_high", 1, "4090", {}),
     ("lora_a14b_low", 1, "4090", {}),
     ("lora_a14b", 1, "l40s", {}),
+    ("lora_i2v_a14b_high", 1, "4090", {}),
+    ("lora_i2v_a14b_low", 1, "4090", {}),
     ("full_1_3b", 1, "h100", {}),
     ("full_14b", 8, "h100", {}),
 )

@@ -72,7 +72,10 @@ class Family:
     language: str | None = None
     # A `model` section -> why a run cannot give such a model what it reads, as one sentence; None where it can.
     refuses: Callable[[Any], str | None] = lambda model: None
-    readers: frozenset[str] = frozenset()  # who reads it beside the law's own conditions (`diffusion.Reader`)
+    # A `model` section -> readers of conditioning frames in addition to the law's conditions (`diffusion.Reader`).
+    readers: Callable[[Any], frozenset[str]] = lambda model: frozenset()
+    # Largest share of a reference image's area that may be cropped to fit the video; None: any.
+    reference_crop: float | None = None
     guided_by_known: bool = False  # a branch of guidance goes without it, beside the one without text
     guidance: Mapping[str, str] = field(default_factory=dict)  # `sampling_option.guidance_rule` -> a `GuidanceRule`
     # A config -> what takes frames of a clip to the captions it must have; None: it has one.

@@ -144,7 +144,7 @@ def clip_faults(prompt: Prompt, config: GenerateConfig) -> Iterator[tuple[int, s
     yield from ((prompt.row, fault) for fault in faults)
     for clip in prompt.clips:
         yield from ((clip.row, fault) for fault in _companion_faults(clip, config))
-        if (ratio := ratio_of(clip, config)) and "input" not in config.family.readers:
+        if (ratio := ratio_of(clip, config)) and "input" not in config.family.readers(config.model):
             yield clip.row, f"edit_ratio = {ratio:g}: this model keeps what is known to the end"
         if clip.carries is not None:
             if fault := _carries_fault(clip.carries, config):

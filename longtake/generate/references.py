@@ -11,11 +11,12 @@ from torch import Tensor
 from longtake.contracts import UserError
 from longtake.data.clips.animation import is_still
 from longtake.data.clips.locations import is_url
-from longtake.data.clips.transforms import resize_crop
+from longtake.data.clips.transforms import cover_size, resize_crop
 from longtake.data.clips.video import ClipError, read_frames, read_image
 from longtake.data.probing.one_file import frames_at, probe_file
 from longtake.diffusion.known import Window
 from longtake.generate.config import GenerateConfig
+from longtake.generate.sample import shape_asked
 
 _SAME_RATE = 0.01  # 23.976 frames a second count as 24
 
@@ -33,12 +34,35 @@ def reference_faults(
             path = file_of(window, files)
             if is_url(path):
                 raise ClipError("is an address, and references are files; fetch it")
-            if is_still(path):
-                read_image(path)
+            size = read_image(path).shape[1:3] if is_still(path) else None
             frame_numbers(path, window, config)
+            check_crop(size or _video_size(path), config)
         except ClipError as error:
             faults.append(f"{key} {path!r}: {error}")
     return list(dict.fromkeys(faults))
+
+
+def check_crop(size: tuple[int, int], config: GenerateConfig) -> None:
+    """Raise `ClipError` for a reference of (height, width) of which more would be cropped than its family allows."""
+    limit = config.family.reference_crop
+    if limit is None:
+        return
+    wanted = shape_asked(config, config.sampling_option)[1:]
+    covered = cover_size(size, wanted)
+    cropped = 1 - math.prod(wanted) / math.prod(covered)
+    overhang = max(side - target for side, target in zip(covered, wanted, strict=True))
+    if cropped > limit and overhang > config.size_divisor:  # sides are rounded to whole tokens
+        raise ClipError(
+            f"is {size[0]} x {size[1]} (height x width), expected the aspect ratio of the video, {wanted[0]} x "
+            f"{wanted[1]}: {cropped:.0%} of it would be cropped, and {limit:.0%} may be; crop it, or choose "
+            f'sampling_option.aspect_ratio = "{size[1]}:{size[0]}"'
+        )
+
+
+def _video_size(path: str) -> tuple[int, int]:
+    """Return height and width of a video."""
+    info = probe_file(path)
+    return info.height, info.width
 
 
 def known_pixels(

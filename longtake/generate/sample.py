@@ -102,7 +102,7 @@ def stream_videos(
     stills = bool(windows) and all(len(window.frames) == 1 for window in windows)
     unit = objective.noise_time
     scales = guidance_scales(system.config, option, stills, known is not None and family.guided_by_known, unit)
-    readers = family.readers if known else frozenset()
+    readers = family.readers(system.config.model) if known else frozenset()
 
     def velocity(x: Tensor, t: Tensor, conditions: Conditions) -> Tensor:
         if "x_mask" in readers:

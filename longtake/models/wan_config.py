@@ -17,6 +17,7 @@ from longtake.models.config import ModelSection, with_published
 
 PICTURE_TOKENS = 257  # of CLIP, per image
 CLIP_WIDTH = 1280
+MASK_CHANNELS = 4  # of the condition `visual`: one per pixel frame of a latent frame
 
 
 class WanConfig(ModelSection):
@@ -71,10 +72,10 @@ class WanConfig(ModelSection):
             )
         if self.freq_dim % 2:
             raise ValueError(f"freq_dim = {self.freq_dim}: half are cosines, half sines; choose an even number")
-        if self.in_channels not in (self.out_channels, visual := 2 * self.out_channels + 4):
+        if self.in_channels not in (self.out_channels, visual := 2 * self.out_channels + MASK_CHANNELS):
             raise ValueError(
                 f"in_channels = {self.in_channels}: expected out_channels = {self.out_channels}, or {visual} for a "
-                "model that sees given frames (their latents and 4 channels of a mask)"
+                f"model that sees given frames (their latents and {MASK_CHANNELS} channels of a mask)"
             )
         if self.known_frames and self.visual_channels:
             raise ValueError(

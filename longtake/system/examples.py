@@ -106,7 +106,7 @@ class CleanExample:
         conditions = self.conditions
         if self.known is not None:
             loss = "loss_at_ends" if "loss_at_ends" in system.config.quirks else "loss"
-            readers = system.config.family.readers | ({loss} if leave_out_known else frozenset())
+            readers = system.config.family.readers(system.config.model) | ({loss} if leave_out_known else frozenset())
             noised, conditions = read_known(noised, conditions, self.known, readers, system.objective.noise_time)
         return noised, conditions
 
@@ -209,13 +209,14 @@ def with_drawn_noise(batch: Batch) -> list[Places]:
 
 
 def black_out(pixels: Tensor, window: Window, given: Sequence[Places]) -> Tensor:
-    """Return the pixels [n, 3, t, H, W] of a window of some samples, black where it is masked; they may be changed."""
+    """Return the pixels [n, 3, t, H, W] of a window of some samples, `Window.fill` where they are masked; they may be
+    changed."""
     if not window.masked:
         return pixels
     pixels, frames = to_unit(pixels), slice(window.pixels.start, window.pixels.stop)
     for own, one in zip(pixels, given, strict=True):
         if one.mask is not None:
-            own.masked_fill_(one.mask[:, frames].to(own.device) > 0, -1)
+            own.masked_fill_(one.mask[:, frames].to(own.device) > 0, window.fill)
         if one.noise is not None:
             own += one.noise[:, frames].to(own.device) * (own > -1)
     return pixels

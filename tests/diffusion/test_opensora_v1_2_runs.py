@@ -47,7 +47,7 @@ def test_a_training_step_equals_the_published_one_in_loss_and_gradients(case: di
     conditions = Conditions({"text": given["y"][:, 0], **facts_of(given)}, {"text": given["mask"].bool()})
     if "x_mask" in given:
         known = Known(given["x_mask"].float()[:, None, :, None, None], clean)
-        noised, conditions = read_known(noised, conditions, known, OPENSORA_V1_2.readers, flow.noise_time)
+        noised, conditions = read_known(noised, conditions, known, OPENSORA_V1_2.readers(None), flow.noise_time)
     torch.testing.assert_close(noised.x, given["x_t"], rtol=0, atol=rounding(float(given["x_t"].abs().max())))
     model = golden_model("base")
     loss = flow.loss(model(noised.x, noised.t, conditions), noised)

@@ -193,7 +193,7 @@ EVERYTHING = replace(
     texts=(Text("t5", "text", masked=True, empty="null_text"),),
     known=f"{MODULE}:Boxes",
     kinds=KINDS,
-    readers=frozenset({"input", "x_mask", "loss"}),
+    readers=lambda model: frozenset({"input", "x_mask", "loss"}),
     segments=lambda config: segments_of,
     guidance={"fading": f"{MODULE}:fading"},
     rules=lambda config: SampleRules(caption="plain", still_fps=120),

@@ -49,11 +49,12 @@ def write_run(folder: Path, clips: Path, **changes: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["t2v", "ti2v"])
-def test_it_trains_resumes_and_makes_videos(longtake: Any, clips: Path, tmp_path: Path, given: bool) -> None:
+@pytest.mark.parametrize("kind", ["t2v", "ti2v", "i2v"])
+def test_it_trains_resumes_and_makes_videos(longtake: Any, clips: Path, tmp_path: Path, kind: str) -> None:
     more: dict[str, Any] = {}
-    if given:
-        more = {"model": {"known_frames": True}, "condition_config": {"t2v": 1.0, "i2v_head": 2.0}}
+    if given := kind != "t2v":
+        model = {"known_frames": True} if kind == "ti2v" else {"in_channels": 2 * 192 + 4}
+        more = {"model": model, "condition_config": {"t2v": 1.0, "i2v_head": 2.0}}
     run = write_run(tmp_path, clips, **more)
     whole, _ = train_here(run, "--exp_name", "whole")
     cut, _ = train_here(run, "--exp_name", "cut", "--max_steps", "2")
@@ -78,6 +79,20 @@ def test_it_trains_resumes_and_makes_videos(longtake: Any, clips: Path, tmp_path
     assert code == 0, err
     (video,) = (tmp_path / "videos").rglob("*.mp4")
     assert len(read_frames(video)) == 8
+
+
+def test_i2v_run_from_stored_grey_videos_is_the_run_that_encodes(longtake: Any, clips: Path, tmp_path: Path) -> None:
+    more = {"model": {"in_channels": 2 * 192 + 4}, "condition_config": {"t2v": 1.0, "i2v_head": 2.0}}
+    run, store = write_run(tmp_path, clips, **more), tmp_path / "store"
+    code, _, err = longtake("data", "encode", run, "--dataset.views", 2, "-o", store)
+    assert code == 0, err
+    online, _ = train_here(run, "--exp_name", "online", "--dataset.views", "2")
+    stored, _ = train_here(run, "--exp_name", "stored", "--dataset.views", "2", "--dataset.latents", str(store))
+    assert exact(stored.folder) == exact(online.folder)
+    text, _ = train_here(
+        run, "--exp_name", "text", "--dataset.views", "2", "--condition_config", "{'_delete_': True, 't2v': 1.0}"
+    )
+    assert exact(text.folder) != exact(online.folder)
 
 
 def test_adapters_train_and_are_exported_for_every_program(longtake: Any, clips: Path, tmp_path: Path) -> None:
@@ -111,8 +126,10 @@ def test_objective_and_sampling_are_wans_by_default(clips: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
-        ({"model": {"in_channels": 388}}, "runs of Wan's image-to-video models"),
-        ({"model": {"in_channels": 388, "image_dim": 20}}, "runs of Wan's image-to-video models"),
+        (
+            {"model": {"in_channels": 388, "image_dim": 20}},
+            "model.image_dim = 20: runs of Wan 2.1's image-to-video models",
+        ),
         ({"model": {"in_channels": 200}}, "expected out_channels = 192, or 388"),
         ({"condition_config": {"i2v_head": 1.0}}, "this model takes text alone"),
         ({"model": {"known_frames": True}, "condition_config": {"i2v_tail": 1.0}}, "i2v_tail"),

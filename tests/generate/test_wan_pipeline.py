@@ -50,11 +50,14 @@ def write_pipeline(folder: Path, kind: str, name: str = "WanPipeline") -> Any:
     from transformers import AutoTokenizer, UMT5EncoderModel
 
     channels = 48 if kind == "ti2v" else 16
+    sizes = {"in_channels": 36 if kind == "i2v_a14b" else channels, "out_channels": channels}
     experts = []
     for seed in (1, 2):
-        experts.append(diffusers.WanTransformer3DModel(**SIZES, in_channels=channels, out_channels=channels).eval())
+        experts.append(diffusers.WanTransformer3DModel(**SIZES, **sizes).eval())
         _randomise(experts[-1], seed)
-    keys: dict[str, Any] = {"transformer_2": experts[1], "boundary_ratio": 0.875} if kind == "a14b" else {}
+    keys: dict[str, Any] = {}
+    if "a14b" in kind:
+        keys = {"transformer_2": experts[1], "boundary_ratio": 0.9 if kind == "i2v_a14b" else 0.875}
     flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": SHIFT}
     if name != "WanPipeline":
         keys |= {"image_encoder": None, "image_processor": None}
@@ -140,6 +143,32 @@ def test_a_first_frame_becomes_the_latents_of_diffusers(tmp_path: Path, world: W
     request = replace(REQUEST, places=places, known=(image[:, None] * 2 - 1,))
     latents = latents_of(system, request)
     torch.testing.assert_close(latents[:, :, 1:], wanted[:, :, 1:], rtol=0, atol=TOLERANCE)
+
+
+def first_frame_of(system: System, image: Tensor) -> Request:
+    """The request of a video whose first frame is an image [3, H, W] in [0, 1]."""
+    places = system.law.given("i2v_head", system.latent, SHAPE)
+    (window,) = places.windows
+    video = torch.zeros(3, len(window.pixels), *SHAPE[1:])
+    video[:, 0] = image * 2 - 1
+    return replace(REQUEST, places=places, known=(video,))
+
+
+def test_both_experts_of_i2v_see_the_first_frame_and_make_the_latents_of_diffusers(
+    tmp_path: Path, world: World
+) -> None:
+    pipe = write_pipeline(tmp_path / "published", "i2v_a14b", "WanImageToVideoPipeline")
+    system = opened(config_of(tmp_path / "published"), world)
+    assert system.config.low_noise.boundary == 0.9
+    calls = used_experts(system)
+    image = torch.rand(3, *SHAPE[1:], generator=torch.Generator().manual_seed(0))
+    wanted = theirs(pipe, system, image=image[None], guidance_scale_2=3.0)
+    latents = latents_of(system, first_frame_of(system, image), guidance_low=3.0)
+    assert wanted.std() > 0.1
+    torch.testing.assert_close(latents, wanted, rtol=0, atol=TOLERANCE)
+    assert set(calls) == {"high", "low"}
+    other = latents_of(system, first_frame_of(system, image.flip(-1)), guidance_low=3.0)
+    assert (other - wanted).abs().max() > 100 * TOLERANCE
 
 
 @pytest.fixture(scope="module")

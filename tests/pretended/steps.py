@@ -87,6 +87,8 @@ MODES: dict[str, tuple[str, tuple[str, ...]]] = {
     "wan t2v": ("wan/full_1_3b", (*SHORT, *FULL)),
     "wan ti2v": ("wan/lora_5b", SHORT),
     f"wan ti2v {STORED}": ("wan/lora_5b", SHORT),
+    "wan i2v": ("wan/lora_i2v_a14b_high", SHORT),
+    f"wan i2v {STORED}": ("wan/lora_i2v_a14b_high", SHORT),
     "wan both experts": ("wan/lora_a14b", SHORT),
     "wan lora with block inputs in host memory": ("wan/lora_1_3b", SHORT),
 }
