@@ -30,6 +30,7 @@ PUBLISHED = {
     "Wan2.1-T2V-1.3B": "Wan-AI/Wan2.1-T2V-1.3B",
     "Wan2.1-T2V-14B": "Wan-AI/Wan2.1-T2V-14B",
     "Wan2.2-T2V-A14B": "Wan-AI/Wan2.2-T2V-A14B",
+    "Wan2.2-I2V-A14B": "Wan-AI/Wan2.2-I2V-A14B",
     "Wan2.2-TI2V-5B": "Wan-AI/Wan2.2-TI2V-5B",
     "PixArt-Sigma-XL-2-2K-MS.pth": "PixArt-alpha/PixArt-Sigma",
     "Open_Sora_v2.safetensors": "hpcai-tech/Open-Sora-v2",
