@@ -26,7 +26,7 @@ class UserError(ValueError):
     fix`; a part that the sentence lacks is empty.
 
         try:
-            longtake.Run.preset("demo").set({"lr": "fast"}).config
+            longtake.Run.preset("demo/shapes").set({"lr": "fast"}).config
         except longtake.Error as error:
             print(error.place, error.expected)
     """

@@ -1,4 +1,5 @@
-"""The Python API: what `longtake` exports, and what the command line's verbs call. `docs/python.md` shows its use.
+"""The Python API that `longtake` exports; `longtake config show` and `longtake plan` call it too. `docs/python.md`
+shows its use.
 
 Names are provisional until a GPU run and an outside user have tried them; changes are in CHANGELOG.md.
 """

@@ -85,8 +85,8 @@ class Model:
         """Return the noised latents of a batch and what the denoiser is conditioned on, with the batch's own random
         numbers.
 
-        noised, conditions = model.example(batch)
-        prediction = model.denoiser(noised.x, noised.t, conditions)
+            noised, conditions = model.example(batch)
+            prediction = model.denoiser(noised.x, noised.t, conditions)
 
         Text dropout and the loss at conditioning frames are those of the run that the model was loaded from.
         """
@@ -110,7 +110,7 @@ class Model:
     def save(self, path: str | os.PathLike[str], layout: str | None = None) -> Path:
         """Write the weights to a `.safetensors` file, or to a folder in Hugging Face's layout; adapters are merged.
 
-        model.save("weights.safetensors")
+            model.save("weights.safetensors")
 
         `longtake generate`, `longtake.load` and `model.from_pretrained` take the result. It appears only when it is
         whole. `layout`: a folder as another program reads it, such as "diffusers", with its `config.json`. Raises
@@ -144,7 +144,7 @@ class Model:
     def load_adapter(self, path: str | os.PathLike[str], strength: float = 1.0) -> None:
         """Put the adapters of a LoRA or DoRA file on the denoiser, in place; its other weights are frozen.
 
-        model.load_adapter("adapters.safetensors", strength=0.8)
+            model.load_adapter("adapters.safetensors", strength=0.8)
 
         `path`: a file or folder of PEFT, diffusers, ComfyUI or Longtake. Raises `Error` where it does not fit the
         model, or the model has adapters already; the model is then as it was.
@@ -178,15 +178,15 @@ def load(source: Run | str | os.PathLike[str], objective: type[Objective] | None
     `Error` for files that are missing or do not fit, for a model of two denoisers, under torchrun, and while
     torch.distributed is initialized.
     """
-    from longtake.generate.source import GenerationSource, check_loaded, load_weights, resolve_source
+    from longtake.generate.source import check_loaded, load_weights, resolve_source
 
-    run = source if isinstance(source, Run) else None
-    if run is None and Path(source := os.fspath(source)).suffix == ".safetensors":  # type: ignore[arg-type]
-        weights = resolve_source(str(source), ())
+    checkpoint: Path | None = None
+    if isinstance(source, Run) or Path(source).suffix != ".safetensors":
+        run = source if isinstance(source, Run) else Run.load(source)
+        config: SystemConfig = run.config_without_table
+        checkpoint = run.checkpoint
     else:
-        run = run or Run.load(str(source))
-        weights = GenerationSource(run.config_without_table, run.checkpoint)  # type: ignore[arg-type]
-    config: SystemConfig = weights.config
+        config = resolve_source(os.fspath(source), ()).config
     if config.low_noise is not None:
         raise UserError(
             "longtake.load: expected a model of one denoiser, found two (low_noise); use Run.train and Run.generate"
@@ -194,10 +194,10 @@ def load(source: Run | str | os.PathLike[str], objective: type[Objective] | None
     with one_process(config, "longtake.load") as world:
         config = one_device(config)
         mesh = Mesh.create(config.parallel, world)
-        system = build_system(config, mesh, world, restored=weights.checkpoint is not None, sharded=False)
-        if weights.checkpoint is not None:
-            load_weights(system, weights.checkpoint, ema=True)
-            check_loaded(system.denoiser, weights.checkpoint)
+        system = build_system(config, mesh, world, restored=checkpoint is not None, sharded=False)
+        if checkpoint is not None:
+            load_weights(system, checkpoint, ema=True)
+            check_loaded(system.denoiser, checkpoint)
     if objective is not None:
         built = objective(config.objective, config.model.patch[1], config.quirks)
         system = replace(system, objective=built)

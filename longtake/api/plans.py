@@ -31,7 +31,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether every bucket that trains fits the memory of a GPU."""
+        """True if every bucket that trains fits the memory of a GPU."""
         return not self.forecast.misfits
 
     @property

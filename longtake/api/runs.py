@@ -36,7 +36,7 @@ class GeneratedVideo:
 class Run:
     """A run: where its keys come from, and the keys that were set over them. Nothing is read until it is needed.
 
-        run = longtake.Run.preset("demo").set({"dataset.data_path": "clips.parquet", "max_steps": 100}, tiny=True)
+        run = longtake.Run.preset("demo/shapes").set({"dataset.data_path": "clips.parquet"}, tiny=True)
         print(run.plan(gpus=1, gpu="h200"))
         trained = run.train()
         video = trained.generate("a red square")[0]
@@ -53,7 +53,7 @@ class Run:
     def preset(cls, name: str) -> Run:
         """Return the run of a preset, as `longtake preset` lists them. Raises `Error` for a name that is not one.
 
-        run = longtake.Run.preset("wan/2.1-1.3b")
+        run = longtake.Run.preset("wan/lora_1_3b")
         """
         from longtake.presets import find_preset, nearest_preset
 
@@ -68,7 +68,7 @@ class Run:
         """Return the run of a config file (.py or .toml), read as data, or of an earlier run's folder, which is
         continued.
 
-        run = longtake.Run.load("outputs/demo")
+            run = longtake.Run.load("outputs/demo")
 
         `stage`: of a file with stages, the one that is meant. Raises `Error` where there is no such file or folder.
         """
@@ -81,7 +81,7 @@ class Run:
     def set(self, values: Mapping[str, Any] = MappingProxyType({}), /, *, tiny: bool = False, **top_level: Any) -> Run:
         """Return the run with other values of some keys, by their dotted names; keys without a dot may be keywords.
 
-        run = run.set({"optim.lr": 1e-4}, max_steps=1000)
+            run = run.set({"optim.lr": 1e-4}, max_steps=1000)
 
         `tiny`: shrink the run to a size that a CPU trains in seconds, as `--tiny` does. Keys are checked when the run
         is read (`config`), all at once. Raises `Error` for a value that a run file cannot have.
@@ -107,8 +107,8 @@ class Run:
     def settle(self) -> tuple[Row, ...]:
         """Every key with its value and the place that it comes from, as `longtake config show` prints them.
 
-        for row in run.settle():
-            print(row.key, row.value, row.origin)
+            for row in run.settle():
+                print(row.key, row.value, row.origin)
 
         A run's folder has the values that its launch decided in place of "auto", and after the keys a row
         `choices.NAME` for each choice by free memory that its last checkpoint records. Raises `Error` as `config`.
@@ -120,8 +120,8 @@ class Run:
     def plan(self, gpus: int | None = None, gpu: str | None = None, **machine: Any) -> Plan:
         """Forecast memory, step time and cost on `gpus` GPUs of a kind, without launching anything.
 
-        plan = run.plan(gpus=8, gpu="h200")
-        print(plan.fits, plan.step_seconds, plan.memory_gib)
+            plan = run.plan(gpus=8, gpu="h200")
+            print(plan.fits, plan.step_seconds, plan.memory_gib)
 
         Defaults: a preset's own GPUs, those that a run's folder had, or 8 x h200. `machine`: fields of
         `longtake.plan.machine.Machine`, such as `gpus_per_node=4`. Raises `Error` for a kind that is not known.
@@ -132,8 +132,8 @@ class Run:
     def train(self, objective: type[Objective] | None = None) -> Run:
         """Train to the last step, or until Ctrl-C, and return the run of the folder that was written.
 
-        trained = run.train()
-        print(trained.checkpoint)
+            trained = run.train()
+            print(trained.checkpoint)
 
         `objective`: a subclass of `longtake.diffusion.objective.Objective`, used in place of the config's. Its
         qualified name and the hash of its source are saved in each checkpoint, and a resume without it is refused.
@@ -152,7 +152,7 @@ class Run:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The last whole checkpoint of a run's folder; None where there is none, or `source` is not a folder."""
+        """Last whole checkpoint of a run's folder; None for a folder without one, a run file and a preset."""
         from longtake.checkpoint.runs import list_checkpoints
 
         whole = [info.path for info in list_checkpoints(self.source) if info.complete]
@@ -163,8 +163,8 @@ class Run:
     ) -> list[GeneratedVideo]:
         """Make a video for each prompt with the trained weights, and write them to files.
 
-        videos = trained.generate(["a cat", "a dog"], {"sampling_option.num_steps": 20}, save_dir="samples")
-        print(videos[0].frames.shape)
+            videos = trained.generate(["a cat", "a dog"], {"sampling_option.num_steps": 20}, save_dir="samples")
+            print(videos[0].frames.shape)
 
         `values`: keys of generation, by their dotted names, over those of `set`. Returns the videos that this process
         made, in the order of the prompts, which is all of them outside of torchrun. Raises `Error` for a mistake,

@@ -25,7 +25,7 @@ _ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1
 
 
 def main(arguments: Sequence[str] | None = None, dialect: CommandDialect | None = None) -> NoReturn:
-    """Run a command line (default: the process's) and exits. `dialect`: the words it is written in.
+    """Run a command line (default: the process's) and exit. `dialect`: the words it is written in.
 
     0: done. 2: a mistake, said in one sentence on stderr. 130: interrupted. Anything unforeseen is a traceback.
     """

@@ -242,12 +242,12 @@ class TorchrunJob:
 
 
 def _descendants() -> set[int]:
-    """Process that descend from this one and still run."""
+    """Return the processes that descend from this one and still run."""
     return family(processes(), [os.getpid()]) - {os.getpid()}
 
 
 def _kernel_kills() -> int:
-    """Process that the kernel has ended for want of memory, since the machine has started."""
+    """Return the processes that the kernel has ended for want of memory, since the machine has started."""
     with open("/proc/vmstat") as file:
         return int(dict(line.split() for line in file).get("oom_kill", 0))
 

@@ -52,7 +52,7 @@ class Launch:
     job: str | None = None  # its id, where this start is not its first
 
     def processes_of(self, host: Host, report: readiness.Report | None = None) -> int | None:
-        """Process to start on a host; None where nothing says."""
+        """Return the number of processes to start on a host; None where nothing says."""
         return self.processes or host.slots or len((report or {}).get("gpus", [])) or None
 
     def command(self, rank: int, processes: object, address: str, port: object, job: str) -> list[str]:

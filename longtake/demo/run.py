@@ -183,7 +183,7 @@ class Demo:
         return Sampler(source.config, open_system(source, self.world, self.say))
 
     def samples(self, base: Sampler) -> None:
-        """Generate every kind of video and judges the files, which appear in `samples/` when all are made."""
+        """Generate every kind of video and judge the files, which appear in `samples/` when all are made."""
         partial = self.folder / ".samples.partial"
         self.world.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
         for kind in self.kinds:
@@ -195,7 +195,7 @@ class Demo:
         self.say(f"{total} videos and stills, and contact sheets (grid.png), in {place}")
 
     def videos(self, name: str, title: str, num_shown: int, asked: Sampler, made: slice = slice(None)) -> list[Video]:
-        """Generate videos, and judges them as one group; `made`: as for `judge`."""
+        """Generate videos, and judge them as one group; `made`: as for `judge`."""
         with self.bar() as bar:
             task = bar.add_task("generating", total=None)
 
@@ -304,7 +304,7 @@ def table_of(folder: Path) -> Path:
 
 
 def _judged(title: str, num_shown: int, videos: Sequence[Video], made: slice) -> Group:
-    """Read files back, judges all, and picks the ones to show evenly."""
+    """Read files back, judge all, and pick the ones to show evenly."""
     pairs = [(video.prompt.text, read_video(video.path)) for video in videos]
     picks = np.linspace(0, len(pairs) - 1, min(num_shown, len(pairs))).round().astype(int)
     shown = [ShownSample.of(*pairs[pick], made) for pick in picks]

@@ -37,7 +37,7 @@ class Objective(ABC):
 
     @abstractmethod
     def times(self, drawn: Tensor, latent_shape: tuple[int, ...], shape: PixelShape | None) -> Tensor:
-        """Time in training, float32 [B], for latents (C, F, h, w); drawn: [B], by the law `timestep`."""
+        """Return times in training, float32 [B], for latents (C, F, h, w); drawn: [B], by the law `timestep`."""
 
     def time_at(self, level: float) -> float:
         """Return the time at a share of the way from data, 0, to noise, 1."""
@@ -87,10 +87,10 @@ class Objective(ABC):
     def solver(self, name: str, num_steps: int) -> Solver:
         """Return the solver of a name in the section's `SOLVERS`, for a grid of so many steps."""
 
-    def share_below(self, level: float) -> float:
-        """Return the share of training times below a share of the way to noise; of sections that have parts
+    def share_below(self, level: float) -> float | None:
+        """Return the share of training times below a share of the way to noise; None where the section has no parts
         (`within`)."""
-        raise NotImplementedError(f"{type(self).__name__} cuts no law of times")
+        return None
 
     def weight(self, t: Tensor) -> Tensor:
         """Return the weight of a sample's loss, float32 [B]; t: [B]."""

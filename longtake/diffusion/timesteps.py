@@ -29,7 +29,7 @@ def shift_time(t: Tensor, alpha: float) -> Tensor:
 
 
 def sigmoid_normal(z: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Time in (0, 1) from standard normal numbers `z`: sigmoid(mean + std z), float32, of the same shape."""
+    """Return times in (0, 1) from standard normal numbers `z`: sigmoid(mean + std z), float32, of the same shape."""
     return torch.sigmoid(mean + std * z.float())
 
 

@@ -72,7 +72,7 @@ def view_samples(inputs: OrderInputs, view: int) -> tuple[np.ndarray, np.ndarray
 
 
 def slot_of(rule: BucketLaw, view: int, bucket: int, rows: np.ndarray, samples: np.ndarray) -> Slot:
-    """Sample of one bucket and view as a slot; pass number `view` has that view."""
+    """Return samples of one bucket and view as a slot; pass number `view` has that view."""
     shape = replace(rule.buckets[bucket], batch_size=len(rows))
     weights = np.ones(len(rows), np.float32)
     return Slot(shape, view, np.asarray(rows), np.asarray(samples), np.zeros(len(rows), np.uint64), weights)

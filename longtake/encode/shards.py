@@ -206,7 +206,7 @@ def files_of(table: ClipTable | MixedTable, row: int, columns: Sequence[str]) ->
 
 
 def file_facts(locations: Sequence[str]) -> tuple[int, int]:
-    """Sum of the sizes and of the times of change of local files; (-1, -1) where one is not there."""
+    """Return the sum of the sizes and of the times of change of local files; (-1, -1) where one is not there."""
     try:
         found = [os.stat(location) for location in locations]
     except OSError:

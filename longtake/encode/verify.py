@@ -50,7 +50,7 @@ def verify_store(
     progress: Callable[[int, int], None] | None = None,
     columns: Sequence[str] = (),
 ) -> VerifyResult:
-    """Read every entry and caption and compare its checksum; compares size and
+    """Read every entry and caption and compare its checksum; compare the size and
     contents of every clip's file and of its auxiliary inputs, which the table has in `columns`.
 
     `table`: the clips that were encoded; where it has changed since, files are not looked at. Raises `UserError` where

@@ -59,7 +59,7 @@ def open_system(
     kept: CaptionEncoders | None = None,
     parallel: ParallelConfig | None = None,
 ) -> System:
-    """Build the model of a generation and loads its weights; with `offload_model` its parts stay in host memory until
+    """Build the model of a generation and load its weights; with `offload_model` its parts stay in host memory until
     they are needed. `kept`: text encoders of an earlier system, reused where they are the same; `parallel`: degrees in
     place of the config's. Collective."""
     config = encoders_on_host(source.config) if source.config.offload_model else source.config

@@ -180,7 +180,7 @@ class Mesh:
         starts = range(0, self.size, block)
 
         def group(*ranks: Iterable[int]) -> dist.ProcessGroup | None:
-            """Group of the first block of ranks, repeated for every block; the one that holds this rank."""
+            """Return the groups of the first block of ranks, repeated for every block; the one that holds this rank."""
             return _own_group([[start + rank for rank in one] for start in starts for one in ranks])
 
         tensor = self.tensor

@@ -95,7 +95,7 @@ def _rate(number: float) -> float:
 
 def keep_rates(gpu: str, rates: Rates) -> Rates:
     """Write measured rates into the user's cache, beside what this measurement lacks of an earlier one: attention of
-    other widths, links; returns what is there."""
+    other widths, links; return what is there."""
     from longtake.durable import write_whole
 
     if (before := measured_rates(gpu)) is not None:

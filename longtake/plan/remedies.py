@@ -35,7 +35,7 @@ class Remedy:
 
 @lru_cache(maxsize=4)
 def find_remedies(plan: RunPlan) -> list[Remedy]:
-    """Change that make a run fit, the cheapest first; those that leave its steps as they are before the others.
+    """Return the changes that make a run fit, the cheapest first; those that leave its steps as they are come first.
 
     One change at a time; where none is enough, those that need several.
     """
@@ -94,7 +94,7 @@ def pace(slower: float) -> str:
 
 
 def _changes(plan: RunPlan) -> Iterator[tuple[str, Layout]]:
-    """Change of the config, in words and as the layout they make."""
+    """Yield changes of the config, in words and as the layout they make."""
     layout, worst = plan.layout, plan.misfits
     single = list(_single_changes(plan, worst))
     yield from single

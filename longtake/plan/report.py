@@ -265,7 +265,7 @@ def is_endless(plan: RunPlan) -> bool:
 
 
 def priced_steps(plan: RunPlan) -> tuple[int, float]:
-    """Step whose cost is shown, and their GPU-hours: all of the run, or one pass where it has no end."""
+    """Return the steps whose cost is shown, and their GPU-hours: all of the run, or one pass where it has no end."""
     forecast = plan.forecast
     steps = (forecast.steps_per_pass if is_endless(plan) else forecast.steps) or 0
     return steps, steps * forecast.step_seconds * forecast.gpus / 3600

@@ -199,7 +199,7 @@ def _batch(
 
 
 def branches_of(config: GenerateConfig, frames: int) -> Counter[int]:
-    """Step by how many branches of guidance they run."""
+    """Return the steps by how many branches of guidance they run."""
     option, by_known = config.sampling_option, not config.knows_nothing and config.family.guided_by_known
     scales = guidance_scales(config, option, False, by_known)
     steps = max(1, round(option.num_steps * config.strength))

@@ -281,7 +281,7 @@ def build_system(
     levels: Mapping[EntryKey, Level] | None = None,
     sharded: bool = True,
 ) -> System:
-    """Build the model on the meta device, cuts it over the mesh, fill it (from `model.from_pretrained`, else with
+    """Build the model on the meta device, cut it over the mesh, fill it (from `model.from_pretrained`, else with
     initial values).
 
     `stored`: the encoder facts of a latent store; no encoders are built then. `restored`: a checkpoint will fill what

@@ -39,7 +39,7 @@ def convert_weights(
     names: str | None = None,
 ) -> list[str]:
     """Write the weights that `source` means, a file or folder of any naming or a name on the Hugging Face hub, to a
-    file or folder that training starts from and `longtake generate` takes by itself; returns what there is to say.
+    file or folder that training starts from and `longtake generate` takes by itself; return what there is to say.
 
     overrides: flags that say what the model is, where the source does not: `--model.type`, `--seed` and so on. What
     the source lacks has the value that a run with the same seed would start it with. `names`: a naming of which the

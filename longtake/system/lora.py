@@ -21,7 +21,7 @@ from longtake.weights.lora import count_text_encoder_tensors, find_adapters, rea
 def choose_trained(
     denoiser: nn.Module, config: SystemConfig, dtype: torch.dtype, kept: Adapters | None = None
 ) -> Adapters:
-    """Give a denoiser on the meta device, before it is cut or sharded, its adapters, and freezes what does not train,
+    """Give a denoiser on the meta device, before it is cut or sharded, its adapters, and freeze what does not train,
     kept in `dtype`. In place.
 
     Returns the adapters of `lora.from_pretrained`, else those `kept` of the run that this one starts from. Raises

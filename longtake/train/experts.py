@@ -28,10 +28,13 @@ class ExpertDraw:
     @classmethod
     def of_run(cls, config: RunConfig, system: System) -> ExpertDraw:
         """Create the draw of a run whose denoisers are built."""
-        share, low_noise = 0.0, config.low_noise
+        low_noise = config.low_noise
+        share: float | None = 0.0
         if low_noise is not None:
-            whole = system.whole_objective.share_below(low_noise.boundary)
-            share = whole if low_noise.share is None else low_noise.share
+            share = low_noise.share
+            if share is None:
+                share = system.whole_objective.share_below(low_noise.boundary)
+        assert share is not None, "the config refuses objectives whose times have no parts"
         return cls(config.seed, config.stage_number, share)
 
     def __call__(self, step: int) -> int:

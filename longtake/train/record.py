@@ -149,7 +149,7 @@ class Recorder:
         return self._read(*before) if before is not None else False
 
     def close(self) -> None:
-        """Read the last step and passes on what has gathered since the last figures."""
+        """Read the last step and pass on what has gathered since the last figures."""
         self.flush()
         if self._last is not None and self._losses:
             self._log(*self._last)
@@ -291,7 +291,7 @@ class Recorder:
 
 
 def _drawn(slots: Sequence[Slot]) -> dict[str, int]:
-    """Sample of a step by bucket, those that could not be loaded included."""
+    """Return the samples of a step by bucket, those that could not be loaded included."""
     found: dict[str, int] = defaultdict(int)
     for slot in slots:
         found[slot.bucket.name] += slot.num_samples

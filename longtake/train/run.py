@@ -107,7 +107,7 @@ def train_run(
     dialect: Dialect | None = None,
     objective: type[Objective] | None = None,
 ) -> Outcome:
-    """`longtake train`: reads RUN (a config file or the folder of an earlier run), joins the processes, trains.
+    """`longtake train`: read RUN (a config file or the folder of an earlier run), join the processes, train.
 
     `objective`: in place of the config's.
     """

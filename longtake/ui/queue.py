@@ -129,7 +129,7 @@ class Queue:
             return job
 
     def stop(self, name: str) -> str:
-        """Take a command off the queue, or asks it to end (SIGTERM: a training saves); a second time ends it."""
+        """Take a command off the queue, or ask it to end (SIGTERM: a training saves); a second time ends it."""
         with self._lock:
             job = self.job(name)
             if job is None or job.is_over:

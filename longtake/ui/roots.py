@@ -117,7 +117,7 @@ class Roots:
         return sorted(found, key=lambda run: run.stat().st_mtime, reverse=True)
 
     def models(self) -> list[str]:
-        """Run that have a checkpoint, and exported files of weights."""
+        """Return the runs that have a checkpoint, and exported files of weights."""
         runs = [str(run) for run in self.runs() if any(info.complete for info in list_checkpoints(run))]
         files = [path for path in self.files((".safetensors",)) if "model" in path.stem]
         return runs + [str(path) for path in files if not path.stem.startswith("adapter")]  # as peft names adapters

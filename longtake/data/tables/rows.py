@@ -207,7 +207,7 @@ def our_names(names: Sequence[str]) -> list[str]:
 
 
 def folder_notes(table: Path) -> list[str]:
-    """Note on the folder or list whose table this is, such as files that are not used; else nothing."""
+    """Return notes on the folder or list whose table this is, such as files that are not used; else nothing."""
     if not table.name.endswith(FOLDER_TABLE):
         return []
     try:

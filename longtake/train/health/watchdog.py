@@ -70,7 +70,7 @@ class Watchdog:
                 self._end(late)
 
     def _end(self, late: bool) -> None:
-        """Report, waits a little for the reports of the others, and end the process."""
+        """Report, wait a little for the reports of the others, and end the process."""
         try:
             self.report(late)
             deadline = time.monotonic() + _GRACE_SECONDS
